@@ -1,0 +1,42 @@
+#include "runtime/acl/acl_api.h"
+
+#include <dlfcn.h>
+
+namespace npu_kv {
+namespace {
+
+template <typename Function>
+void look_up(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+OptionalAclFunctions look_up_all() {
+  OptionalAclFunctions functions;
+  // The library that torch_npu runs on is loaded already, under this name.
+  void* library = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) library = RTLD_DEFAULT;
+  look_up(library, "aclrtMemcpyBatchAsync", &functions.memcpy_batch_async);
+  look_up(library, "aclrtPointerGetAttributes", &functions.pointer_get_attributes);
+  look_up(library, "aclrtMemGetAddressRange", &functions.mem_get_address_range);
+  look_up(library, "aclrtQueryEventStatus", &functions.query_event_status);
+  look_up(library, "aclGetRecentErrMsg", &functions.get_recent_err_msg);
+  return functions;
+}
+
+}  // namespace
+
+const OptionalAclFunctions& optional_acl_functions() {
+  static const OptionalAclFunctions functions = look_up_all();
+  return functions;
+}
+
+std::string acl_error_text(const std::string& call, int code) {
+  std::string text = call + " failed with error " + std::to_string(code);
+  const auto recent = optional_acl_functions().get_recent_err_msg;
+  if (const char* detail = recent != nullptr ? recent() : nullptr) {
+    text.append(": ").append(detail);
+  }
+  return text;
+}
+
+}  // namespace npu_kv

@@ -1,0 +1,25 @@
+// The ACL functions that a CANN release or a product may lack, looked up once at first use.
+#pragma once
+
+#include <acl/acl.h>
+
+#include <string>
+
+namespace npu_kv {
+
+// A null pointer where the runtime lacks the function. All others are called directly.
+struct OptionalAclFunctions {
+  decltype(&aclrtMemcpyBatchAsync) memcpy_batch_async = nullptr;
+  decltype(&aclrtPointerGetAttributes) pointer_get_attributes = nullptr;
+  decltype(&aclrtMemGetAddressRange) mem_get_address_range = nullptr;
+  decltype(&aclrtQueryEventStatus) query_event_status = nullptr;
+  decltype(&aclGetRecentErrMsg) get_recent_err_msg = nullptr;
+};
+
+const OptionalAclFunctions& optional_acl_functions();
+
+// "<call> failed with error <code>: <text of aclGetRecentErrMsg>". Must run on the thread of the
+// call, whose text it takes.
+std::string acl_error_text(const std::string& call, int code);
+
+}  // namespace npu_kv

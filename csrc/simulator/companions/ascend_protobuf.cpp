@@ -1,0 +1,1 @@
+// libascend_protobuf.so: torchair names it and uses nothing of it.

@@ -1,0 +1,1 @@
+// libfmk_parser.so: torchair names it and uses nothing of it.

@@ -1,0 +1,157 @@
+"""The operator's Python face: ``torch.ops.npu_kv.swap_blocks_batch``, its counters and its errors.
+
+Importing this module loads torch and the libraries of the package; see :mod:`npu_kv_ops.runtime`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from npu_kv_ops import runtime
+from npu_kv_ops.errors import TransferError
+
+runtime.load()
+
+import torch  # noqa: E402
+from torch.fx.node import has_side_effect  # noqa: E402
+
+from npu_kv_ops import _C  # noqa: E402
+
+__all__ = [
+    "OpStats",
+    "TransferError",
+    "max_batch",
+    "raise_pending_errors",
+    "reset_stats",
+    "set_max_batch",
+    "stats",
+    "swap_blocks_batch",
+]
+
+_overloads = torch.ops.npu_kv.swap_blocks_batch
+
+# `.ptrs` trusts its addresses, because asking about each costs more than the copy's launch. The
+# simulated runtime is there to find mistakes, so there every address is asked about.
+_C.set_check_all_pointers(
+    os.environ.get("NPU_KV_CHECK_POINTERS", "1" if runtime.current() == "sim" else "0") == "1"
+)
+
+# It mutates nothing that its schema could declare, so every compiler would delete the call.
+has_side_effect(_overloads.ptrs)
+
+
+class OpStats(NamedTuple):
+    """Process-wide counters of the operator since the start or the last :func:`reset_stats`.
+
+    ``calls`` counts the calls that had something to copy, ``bytes`` the payload bytes,
+    ``copies_before`` the copies before neighbouring blocks were merged (pairs of ids times tensors)
+    and ``copies_after`` the copies handed to the runtime. A call is counted when it is accepted. A
+    captured graph counts once, at capture.
+    """
+
+    calls: int
+    bytes: int
+    copies_before: int
+    copies_after: int
+
+
+def swap_blocks_batch(
+    src: Sequence[torch.Tensor],
+    dst: Sequence[torch.Tensor],
+    src_blocks: torch.Tensor | Sequence[int],
+    dst_blocks: torch.Tensor | Sequence[int],
+) -> None:
+    """Copy ``src[t][src_blocks[i]]`` to ``dst[t][dst_blocks[i]]`` for every tensor t and pair i.
+
+    Ordered as if the copy ran on the current stream of the tensors' NPU. The same as
+    ``torch.ops.npu_kv.swap_blocks_batch`` (ids as tensors) and
+    ``torch.ops.npu_kv.swap_blocks_batch.static`` (ids as lists of int).
+
+    Args:
+        src: tensors ``[num_blocks, ...]`` of any dtype, all on the CPU or all on one NPU.
+            Dimension 0 is the block. The payload of a block, which is all other dimensions, must
+            be contiguous; ``stride(0)`` may be larger than the payload, and only the payload is
+            copied.
+        dst: as many tensors, written in place, all on the CPU or all on one NPU. ``dst[t]`` has
+            the dtype and the payload bytes of ``src[t]``; the number of blocks and ``stride(0)``
+            may differ. The two lists decide the direction; two different NPUs are refused.
+        src_blocks: the blocks to read; 1-D int32 or int64 tensor on the CPU, or a list of int.
+        dst_blocks: the blocks to write, as many. A negative id in either list skips the pair.
+
+    Ids given as a CPU tensor are read at the call. A stream that captures a graph refuses them,
+    because the graph would copy the blocks of the capture for ever; ids given as lists are
+    constants of the graph by intention.
+
+    The copies of a call are unordered. So a destination block that is named twice, or a block that
+    is both read and written, is an error, also when two tensors share memory.
+
+    Copies between an NPU and page-locked memory, and on an NPU, are asynchronous. With page-able
+    host memory the call returns when the copy is done, and warns once. Page-locked memory must
+    stay unchanged until the stream has passed the copy; it is kept alive by the operator, except
+    under capture, where it must outlive the graph.
+
+    Raises:
+        IndexError: an id is beyond its pool; names the list, the position, the id and the limit.
+        ValueError: lists of different length, differing payloads, a payload that is not
+            contiguous, tensors of one list on different devices, destinations that overlap each
+            other or a source, freed storage.
+        TypeError: an id dtype other than int32 and int64; ``src[t]`` and ``dst[t]`` differ in
+            dtype.
+        TransferError: the runtime refused a copy, of this call or of an earlier one on this NPU.
+        RuntimeError: ids on an NPU (not supported yet); CPU ids or page-able memory under capture.
+
+    Nothing is copied when one of these is raised, except for ``TransferError``. Safe from several
+    threads.
+    """
+    if isinstance(src_blocks, torch.Tensor) or isinstance(dst_blocks, torch.Tensor):
+        _overloads.default(src, dst, src_blocks, dst_blocks)
+    else:
+        _overloads.static(src, dst, src_blocks, dst_blocks)
+
+
+def raise_pending_errors() -> None:
+    """Raise what went wrong on any NPU after the call it belongs to had returned.
+
+    Also lets go of host memory whose copies are done. Does not wait: synchronize the stream first
+    to be sure that all earlier calls were issued. Safe from several threads; each error is raised
+    once.
+
+    Raises:
+        TransferError: with the messages of all such errors.
+    """
+    message = _C.take_pending_errors(-1)
+    if message:
+        raise TransferError(message)
+
+
+def stats() -> OpStats:
+    """Return the counters of the operator. Safe from several threads."""
+    return OpStats(*_C.stats())
+
+
+def reset_stats() -> None:
+    """Set all counters of :func:`stats` to zero."""
+    _C.reset_stats()
+
+
+def max_batch() -> int:
+    """Return how many copies one runtime call takes at most.
+
+    4096 unless the environment variable ``NPU_KV_MAX_BATCH`` or :func:`set_max_batch` says
+    otherwise.
+
+    Raises:
+        ValueError: ``NPU_KV_MAX_BATCH`` is not a positive integer.
+    """
+    return _C.max_batch()
+
+
+def set_max_batch(limit: int) -> None:
+    """Set how many copies one runtime call takes at most, for this process, from the next call on.
+
+    Raises:
+        ValueError: ``limit`` is not positive.
+    """
+    _C.set_max_batch(limit)

@@ -1,0 +1,223 @@
+"""The benchmarks run, say what they promise to say, and fail where a target is missed.
+
+No time is looked at: sizes are tiny, and what is checked is the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+MACHINE = {"cpu", "cores", "kernel", "python", "torch", "torch_npu", "numpy"}
+COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def harness() -> ModuleType:
+    return importlib.import_module("harness")
+
+
+@pytest.fixture
+def host_copy() -> Iterator[ModuleType]:
+    import torch
+
+    threads = torch.get_num_threads()
+    yield importlib.import_module("host_copy")
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture
+def host_cost(sim: ModuleType) -> Iterator[ModuleType]:
+    before = sim.settings()
+    yield importlib.import_module("host_cost")
+    assert sim.settings() == before
+
+
+def _report(path: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(path.read_text())
+    assert set(report) == {"benchmark", "machine", "settings", "rows", "targets"}
+    assert set(report["machine"]) == MACHINE
+    for target in report["targets"]:
+        met = COMPARE[target["comparison"]](target["measured"], target["wanted"])
+        assert target["met"] == met
+    return report
+
+
+def test_every_contestant_gets_every_turn_and_only_measured_rounds_count(
+    harness: ModuleType,
+) -> None:
+    runs: list[str] = []
+    settled: list[int] = []
+
+    def contestant(name: str) -> Any:
+        def run() -> dict[str, float]:
+            runs.append(name)
+            return {"call": float(runs.count(name)), "done": 0.0}
+
+        return run
+
+    names = ["a", "b", "c"]
+    samples = harness.measure(
+        {name: contestant(name) for name in names},
+        rounds=5,
+        warmup=1,
+        repeat=2,
+        settle=lambda: settled.append(len(runs)),
+    )
+    assert settled == list(range(len(runs)))
+    assert len(runs) == (5 + 1) * 2 * 3
+    turns = [runs[i : i + 2] for i in range(0, len(runs), 2)]
+    assert all(first == second for first, second in turns)
+    rounds = [[turn[0] for turn in turns[i : i + 3]] for i in range(0, len(turns), 3)]
+    assert all(sorted(order) == names for order in rounds)
+    assert len({tuple(order) for order in rounds}) > 1
+    # Runs 1 and 2 are the warm-up; of 3 and 4, 5 and 6, ... the last counts and the first is cold.
+    for name in names:
+        assert samples[name]["call"] == [4.0, 6.0, 8.0, 10.0, 12.0]
+        assert samples[name]["call cold"] == [3.0, 5.0, 7.0, 9.0, 11.0]
+    assert harness.medians(samples)["b"]["call"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("comparison", "measured", "met"),
+    [(">=", 2.0, True), (">=", 1.9, False), ("<=", 2.0, True), ("<=", 2.1, False)],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_check_fails_exactly_when_a_target_is_missed_and_names_it(
+    harness: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    comparison: str,
+    measured: float,
+    met: bool,
+    check: bool,
+) -> None:
+    report = harness.Report("some_benchmark", "a title", ["what"], {})
+    report.targets += [
+        harness.Target("the good one", 5.0, ">=", 1.0),
+        harness.Target("the one in question", measured, comparison, 2.0),
+    ]
+    arguments = ["--check"] if check else []
+    code = harness.finish(report, harness.argument_parser("", rounds=1).parse_args(arguments))
+    assert code == (0 if met or not check else 1)
+    printed = capsys.readouterr()
+    assert "met: the good one" in printed.out
+    assert ("MISSED: the one in question" in printed.out) == (not met)
+    assert ("the one in question" in printed.err) == (check and not met)
+    assert "the good one" not in printed.err
+
+
+def test_host_copy(
+    host_copy: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "copy.json"
+    sizes = ["--pool-mib", "2", "--copy-mib", "1", "--rounds", "1"]
+    assert host_copy.main([*sizes, "--block-bytes", "4096", "65536", "--json", str(file)]) == 0
+    report = _report(file)
+    assert [row["block_bytes"] for row in report["rows"]] == [4096, 65536]
+    for row in report["rows"]:
+        assert set(row["bytes_per_second"]) == {"memcpy", "operator", "index_copy_", "gather+copy"}
+        assert all(rate > 0 for rate in row["bytes_per_second"].values())
+    # Small blocks have no target.
+    assert [target["name"] for target in report["targets"]] == [
+        "operator to memcpy, blocks of 64 KiB"
+    ]
+    assert "torch threads: 1" in capsys.readouterr().out
+
+
+def test_host_copy_contestants_copy_what_they_say(host_copy: ModuleType) -> None:
+    import torch
+
+    block, count = 4096, 8
+    for name in ("memcpy", "operator", "index_copy_", "gather+copy"):
+        src = torch.arange(2 * count, dtype=torch.int8).repeat_interleave(block)
+        dst = torch.full_like(src, -1)
+        host_copy.contestants(src, dst, block, count * block)[name]()
+        # Every block is a copy of one block of the source, and as many were written as asked for.
+        written = dst.view(-1, block)[(dst.view(-1, block) != -1).any(dim=1)]
+        assert (written == written[:, :1]).all(), name
+        assert len(written.unique()) == len(written) == count, name
+
+
+def test_host_copy_check_fails_on_a_target_out_of_reach(
+    host_copy: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_copy, "TARGET", float("inf"))
+    sizes = ["--pool-mib", "2", "--copy-mib", "1", "--rounds", "1", "--block-bytes", "65536"]
+    assert host_copy.main([*sizes, "--check"]) == 1
+    assert "blocks of 64 KiB" in capsys.readouterr().err
+    monkeypatch.setattr(host_copy, "TARGET", 0.0)
+    assert host_copy.main([*sizes, "--check"]) == 0
+
+
+@pytest.mark.parametrize("wrong", ["3000", "12"])
+def test_host_copy_refuses_blocks_that_do_not_fit(host_copy: ModuleType, wrong: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        host_copy.main(["--copy-mib", "1", "--block-bytes", wrong])
+    assert stop.value.code == 2
+
+
+def test_host_cost(
+    host_cost: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cost.json"
+    arguments = ["--shapes", "3x4", "2x8", "--block-bytes", "512", "--rounds", "1"]
+    assert host_cost.main([*arguments, "--json", str(file)]) == 0
+    report = _report(file)
+    assert report["settings"]["runtime"] == "sim"
+    assert [(row["tensors"], row["blocks"], row["ids"]) for row in report["rows"]] == [
+        (3, 4, "scattered"),
+        (3, 4, "consecutive"),
+        (2, 8, "scattered"),
+        (2, 8, "consecutive"),
+    ]
+    for row in report["rows"]:
+        blocks = row["tensors"] * row["blocks"]
+        merged = row["tensors"] if row["ids"] == "consecutive" else None
+        for name in ("operator", "numpy", "numpy+.ptrs", "C loop"):
+            assert set(row["seconds"][name]) == {"call", "issued", "call cold", "issued cold"}
+            if name != "operator":
+                assert row["copies"][name] == blocks
+        assert merged is None or row["copies"]["operator"] == merged
+    printed = capsys.readouterr().out
+    assert "no NPU took part" in printed
+    assert "operator to C loop, 3x4 scattered, time until issued" in printed
+
+
+def test_host_cost_check_fails_on_a_target_out_of_reach(
+    host_cost: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_cost, "TARGET_SHAPE", "2x4")
+    monkeypatch.setattr(host_cost, "TARGET_C_LOOP", float("inf"))
+    arguments = ["--shapes", "2x4", "--block-bytes", "512", "--rounds", "1", "--check"]
+    monkeypatch.setattr(host_cost, "TARGETS_NUMPY", {"scattered": 0.0, "consecutive": 0.0})
+    assert host_cost.main(arguments) == 0
+    monkeypatch.setattr(host_cost, "TARGETS_NUMPY", {"scattered": 0.0, "consecutive": 1e9})
+    assert host_cost.main(arguments) == 1
+    missed = capsys.readouterr().err
+    assert "numpy to operator, 2x4 consecutive" in missed
+    assert "scattered" not in missed
+
+
+def test_host_cost_notices_a_contestant_that_does_less(host_cost: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="idle copied 0 bytes instead of 512"):
+        host_cost.check_same_work({"idle": dict}, 512)
+
+
+@pytest.mark.parametrize("wrong", ["64", "0x4", "4x", "ax4"])
+def test_host_cost_refuses_a_shape_that_is_none(host_cost: ModuleType, wrong: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        host_cost.main(["--shapes", wrong])
+    assert stop.value.code == 2

@@ -1,0 +1,33 @@
+"""The README's snippets run as they stand, each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+from conftest import ROOT
+
+SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+def test_the_readme_has_snippets() -> None:
+    assert len(SNIPPETS) >= 3
+
+
+@pytest.mark.npu
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_snippet(snippet: str, run_script: RunScript) -> None:
+    # A snippet that activates the simulator itself has to find a process without it.
+    run_script(snippet, runtime=None if "simulator.activate(" in snippet else "sim")
+
+
+def test_every_page_that_is_linked_exists() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text()):
+            assert (page.parent / link).is_file(), f"{page.name} links {link}"
