@@ -82,8 +82,8 @@ $(STAMPS)/torch: requirements/build.txt requirements/npu.txt $(STAMPS)/tools
 	$(BIN)/python -m pip install --quiet -r requirements/build.txt -r requirements/npu.txt
 	@touch $@
 
-$(STAMPS)/test: requirements/test.txt requirements/plot.txt $(STAMPS)/torch
-	$(BIN)/python -m pip install --quiet -r requirements/test.txt -r requirements/plot.txt
+$(STAMPS)/test: requirements/run.txt requirements/test.txt requirements/plot.txt $(STAMPS)/torch
+	$(BIN)/python -m pip install --quiet -r requirements/run.txt -r requirements/test.txt -r requirements/plot.txt
 	@touch $@
 
 $(STAMPS)/dev: requirements/dev.txt $(STAMPS)/test
