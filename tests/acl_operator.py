@@ -90,6 +90,18 @@ def register(
     assert simulator.library().npu_sim_register_operator(name.encode(), *functions, None) == 0
 
 
+class OnDevice:
+    """Four float32 numbers, or as many as ``shape`` says, that claim to be on the first device."""
+
+    dtype, device = torch.float32, torch.device("npu:0")
+
+    def __init__(self, address: int, nbytes: int = 16, shape: Sequence[int] = (4,)) -> None:
+        self.address, self.nbytes, self.shape = address, nbytes, shape
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 def pointer_function(name: str) -> Any:
     function = getattr(simulator.library(), name)
     function.restype = ctypes.c_void_p

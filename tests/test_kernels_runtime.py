@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -139,34 +140,75 @@ def test_kernels_that_do_not_load_are_explained(run_script: RunScript) -> None:
 # ------------------------------------------------------------------------------------ honesty
 
 
-@pytest.mark.parametrize(
-    ("sizes", "strides", "offset"),
-    [([4], [10**6], 0), ([4], [1], 10**6), ([2, 2], [1, 10**6], 1)],
-)
-def test_a_view_that_leaves_its_memory_fails(
-    sim: ModuleType, sizes: list[int], strides: list[int], offset: int
+@pytest.fixture
+def sixteen_floats() -> Iterator[int]:
+    """The address of an allocation of exactly 64 bytes, all zero."""
+    runtime = acl_operator.simulator.library()
+    address = ctypes.c_void_p()
+    assert runtime.aclrtMallocAlign32(ctypes.byref(address), ctypes.c_size_t(64), 0) == 0
+    assert address.value is not None
+    assert runtime.aclrtMemset(address, ctypes.c_size_t(64), 0, ctypes.c_size_t(64)) == 0
+    yield address.value
+    torch.npu.synchronize()
+    assert runtime.aclrtFree(address) == 0
+
+
+# Where a view of the 16 floats starts, in bytes, and how it goes on; then whether it stays inside.
+VIEWS = [
+    (0, [16], [1], 0, True),
+    (0, [17], [1], 0, False),
+    (0, [4], [5], 0, True),
+    (0, [4], [5], 1, False),
+    (0, [2, 2], [1, 14], 0, True),
+    (0, [2, 2], [1, 15], 0, False),
+    (0, [1], [1], 16, False),
+    (40, [6], [1], 0, True),
+    (40, [6], [1], 1, False),
+    (40, [2], [10**6], 0, False),
+]
+
+
+@pytest.mark.parametrize("described", [1, 16, 1000])
+@pytest.mark.parametrize(("start", "sizes", "strides", "offset", "inside"), VIEWS)
+@pytest.mark.parametrize("use", ["AsStrided", "ViewCopy from", "ViewCopy to"])
+def test_a_view_ends_with_its_allocation(
+    sim: ModuleType,
+    sixteen_floats: int,
+    use: str,
+    start: int,
+    sizes: list[int],
+    strides: list[int],
+    offset: int,
+    inside: bool,
+    described: int,
 ) -> None:
-    x, out = torch.zeros(8, device="npu"), torch.ones(sizes, device="npu")
+    # The number of elements in its description is of no account: it counts other elements.
+    memory = acl_operator.OnDevice(sixteen_floats + start, 4 * described, (described,))
+    view = [memory, torch.tensor(sizes), torch.tensor(strides), torch.tensor(offset)]
+    ones = torch.ones(sizes, device="npu")
+    other = [ones, torch.tensor(sizes), torch.tensor(ones.stride()), torch.tensor(0)]
     torch.npu.synchronize()
-    arguments = [x, torch.tensor(sizes), torch.tensor(strides), torch.tensor(offset)]
+    inputs, output = {
+        "AsStrided": (view, ones),
+        "ViewCopy from": (other + view, ones),
+        "ViewCopy to": (view + other, memory),
+    }[use]
     stream = torch.npu.current_stream().npu_stream
-    assert acl_operator.execute("AsStrided", arguments, [out], stream=stream) == 0
-    assert "507015" in synchronise_fails("leaves its memory of 32 bytes")
-    sim.clear_faults()
-    assert out.cpu().eq(1).all()
-
-
-def test_a_view_copy_stays_inside_its_allocation(sim: ModuleType) -> None:
-    # Its descriptors give the size of the storage while the data starts where the view does.
-    x, y = torch.zeros(8, device="npu"), torch.ones(2, device="npu")
-    torch.npu.synchronize()
-    beyond = [x, torch.tensor([2]), torch.tensor([2**26]), torch.tensor(0)]
-    source = [y, torch.tensor([2]), torch.tensor([1]), torch.tensor(0)]
-    stream = torch.npu.current_stream().npu_stream
-    assert acl_operator.execute("ViewCopy", beyond + source, [x], stream=stream) == 0
-    synchronise_fails("leaves its memory")
-    sim.clear_faults()
-    assert x.cpu().eq(0).all()
+    name = use.split()[0]
+    assert acl_operator.execute(name, inputs, [output], stream=stream) == 0
+    if inside:
+        torch.npu.synchronize()
+        assert ones.cpu().eq(1 if use == "ViewCopy to" else 0).all()
+    else:
+        assert "507015" in synchronise_fails(f"leaves its memory of {64 - start} bytes")
+        sim.clear_faults()
+        assert ones.cpu().eq(1).all()
+    copied = torch.empty(16)
+    size = ctypes.c_size_t(64)
+    destination, source = ctypes.c_void_p(copied.data_ptr()), ctypes.c_void_p(sixteen_floats)
+    assert acl_operator.simulator.library().aclrtMemcpy(destination, size, source, size, 2) == 0
+    written = ones.numel() if inside and use == "ViewCopy to" else 0
+    assert copied.sum() == written
 
 
 def test_operators_run_in_the_order_of_their_stream(sim: ModuleType) -> None:

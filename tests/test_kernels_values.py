@@ -129,6 +129,71 @@ def test_an_operator_in_place_leaves_its_surroundings_alone(npu: torch.device) -
         assert torch.equal(y.cpu(), x)
 
 
+# Views of flat memory, as caches of other dtypes are made from one raw buffer.
+PARTS: dict[str, View] = {
+    "dense": lambda x: x,
+    "the last few": lambda x: x[-24:],
+    "every second": lambda x: x[::2],
+    "last columns": lambda x: x.view(16, -1)[:, -3:],
+    "turned": lambda x: x.view(16, -1)[3:].t(),
+    "keys": lambda x: x.view(8, 2, 4, -1)[:, 0],
+    "values": lambda x: x.view(8, 2, 4, -1)[:, 1],
+    "values of planes": lambda x: x.view(2, 8, 4, -1)[1, 2:].transpose(0, 1),
+}
+
+DTYPE_VIEWS = [
+    (torch.int8, torch.int64),
+    (torch.uint8, torch.float32),
+    (torch.int8, torch.bfloat16),
+    (torch.bfloat16, torch.int64),
+    (torch.float32, torch.float16),
+    (torch.int64, torch.int8),
+]
+
+
+def use_views(part: View, raw: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What a cache of ``dtype`` in the memory of ``raw`` goes through, and what is in raw then."""
+    x = part(raw.view(dtype))
+    rows = torch.tensor([x.shape[0] - 1, 0], device=raw.device)
+    found = [x.clone(), x.contiguous(), x + 1, x.to(torch.float32), x[rows], (x > 1).float().sum()]
+    found.append(torch.empty(x.shape, dtype=dtype, device=raw.device).copy_(x))
+    found.append(raw.view(dtype)[: x.numel()].view(x.shape).copy_(x.flip(0)).clone())
+    x[rows] = x.index_select(0, rows.flip(0)).clone()
+    x[:1].fill_(3)
+    x[1:2].copy_(torch.arange(x[1].numel(), device=raw.device).view_as(x[1:2]))
+    x.mul_(2)
+    return [*found, raw]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """So that a NaN equals itself."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("stored", "seen"), DTYPE_VIEWS, ids=str)
+def test_views_of_another_dtype(
+    stored: torch.dtype, seen: torch.dtype, part: str, npu: torch.device
+) -> None:
+    # Counted in elements of the wrong dtype, half a MiB would leave a block of torch_npu's pool.
+    random = torch.Generator().manual_seed(0)
+    raw = torch.randint(0, 60, (1 << 19,), generator=random, dtype=torch.uint8)
+    on_npu = raw.view(stored).npu()
+    expected = use_views(PARTS[part], raw.view(stored).clone(), seen)
+    found = use_views(PARTS[part], on_npu, seen)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(as_bytes(one.cpu()), as_bytes(other))
+
+
+def test_a_cache_in_a_raw_buffer_with_memory_of_its_own(npu: torch.device) -> None:
+    raw = torch.arange(3 << 20, dtype=torch.int32).view(torch.int8)
+    on_npu = raw.npu()
+    expected, found = (x.view(torch.bfloat16).view(64, 2, -1) for x in (raw, on_npu))
+    for plane in (0, 1):
+        copy = found[:, plane].clone().cpu()
+        assert torch.equal(as_bytes(copy), as_bytes(expected[:, plane]))
+
+
 def test_overlapping_source_and_destination(npu: torch.device) -> None:
     x = torch.arange(10.0)
     y = x.npu()

@@ -321,18 +321,6 @@ def test_a_kernel_that_fails_is_a_failure_of_its_stream(sim: ModuleType) -> None
     sim.clear_faults()  # torch_npu's streams stop at a failure
 
 
-class OnDevice:
-    """A tensor that claims to be on the first device."""
-
-    dtype, shape, device = torch.float32, (4,), torch.device("npu:0")
-
-    def __init__(self, address: int, nbytes: int = 16) -> None:
-        self.address, self.nbytes = address, nbytes
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
 def test_memory_freed_before_the_operator_runs_is_noticed(sim: ModuleType) -> None:
     runtime = acl_operator.simulator.library()
     stream = torch.npu.Stream()
@@ -341,7 +329,7 @@ def test_memory_freed_before_the_operator_runs_is_noticed(sim: ModuleType) -> No
     address = ctypes.c_void_p()
     assert runtime.aclrtMalloc(ctypes.byref(address), ctypes.c_size_t(64), 0) == 0
     assert address.value is not None
-    target = OnDevice(address.value)
+    target = acl_operator.OnDevice(address.value)
     with sim.stall(stream.npu_stream):
         assert acl_operator.execute("ZerosLike", [x], [target], stream=stream.npu_stream) == 0
         assert runtime.aclrtFree(address) == 0
@@ -360,14 +348,21 @@ def test_addresses_are_checked_at_the_call() -> None:
     torch.npu.synchronize()
 
     for wrong, code, message in [
-        (OnDevice(torch.zeros(4).data_ptr()), 107000, "host memory"),
-        (OnDevice(x.data_ptr() + 2**40), 107000, "output 0"),
-        (OnDevice(0), 100000, "null"),
-        (OnDevice(x.data_ptr(), nbytes=12), 100000, "needs 16 bytes, its buffer has 12"),
+        (acl_operator.OnDevice(torch.zeros(4).data_ptr()), 107000, "host memory"),
+        (acl_operator.OnDevice(x.data_ptr() + 2**40), 107000, "output 0"),
+        (acl_operator.OnDevice(0), 100000, "null"),
         (other_device, 107000, "memory of device 1"),
     ]:
         assert acl_operator.execute("ZerosLike", [x], [wrong], stream=stream) == code
         assert message in acl_operator.error_message()
+    short = acl_operator.OnDevice(x.data_ptr(), nbytes=12)
+    assert acl_operator.execute("ZerosLike", [short], [x], stream=stream) == 100000
+    assert "needs 16 bytes, its buffer has 12" in acl_operator.error_message()
+    # Of an output torch_npu gives a size that is not its own: only its memory counts.
+    assert acl_operator.execute("ZerosLike", [x], [short], stream=stream) == 0
+    past_the_end = acl_operator.OnDevice(x.data_ptr(), nbytes=16, shape=(2**26,))
+    assert acl_operator.execute("ZerosLike", [x], [past_the_end], stream=stream) == 107000
+    assert "runs over the end of the allocation" in acl_operator.error_message()
     runtime.aclrtGetLastError(0)  # torch_npu would take it for one of its own
 
 

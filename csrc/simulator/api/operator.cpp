@@ -40,14 +40,19 @@ std::vector<OperatorTensor> describe_tensors(int count, const aclTensorDesc* con
   return tensors;
 }
 
-void locate_tensors(OperatorCall& operation, std::vector<OperatorTensor>& tensors,
-                    const aclDataBuffer* const* buffers, int device, const std::string& role) {
-  // torch_npu hands over the start of the view with the description of the whole storage.
-  const bool is_view = operation.type == "ViewCopy";
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].take(Engine::get().memory, *buffers[i], device, role + " " + std::to_string(i),
-                    is_view);
-  }
+void locate_tensors(OperatorCall& operation, const aclDataBuffer* const* inputs,
+                    const aclDataBuffer* const* outputs, int device) {
+  const bool on_views = operation.type == "AsStrided" || operation.type == "ViewCopy";
+  const auto locate = [&](std::vector<OperatorTensor>& tensors, const aclDataBuffer* const* buffers,
+                          const std::string& role, Extent extent) {
+    if (on_views) extent = Extent::kAllocation;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      tensors[i].take(Engine::get().memory, *buffers[i], device, role + " " + std::to_string(i),
+                      extent);
+    }
+  };
+  locate(operation.inputs, inputs, "input", Extent::kBuffer);
+  locate(operation.outputs, outputs, "output", Extent::kShape);
 }
 
 /// An operator that cannot be computed is accepted and fails on the stream: the next synchronise of
@@ -133,9 +138,7 @@ void execute(const char* type, int inputs, const aclTensorDesc* const* input_des
   if (!OperatorTable::get().find(type, operation->kernel)) {
     return submit_refusal(*stream, unknown_text(*operation));
   }
-  const int device = stream->context.device;
-  locate_tensors(*operation, operation->inputs, input_buffers, device, "input");
-  locate_tensors(*operation, operation->outputs, output_buffers, device, "output");
+  locate_tensors(*operation, input_buffers, output_buffers, stream->context.device);
   const std::string reason = operation->prepare();
   if (!reason.empty()) return submit_refusal(*stream, refusal_text(*operation, reason));
   submit(*stream, make_task(std::move(operation)));

@@ -165,13 +165,14 @@ std::string OperatorCall::run() const {
 }
 
 void OperatorTensor::take(const MemoryMap& memory, const aclDataBuffer& buffer, int device,
-                          const std::string& what, bool is_view) {
+                          const std::string& what, Extent extent) {
   // The storage may be larger than the tensor, which then is a part of it.
   if (is_plain(description.storage_format)) description.storage_shape = description.shape;
-  const size_t element = element_bytes(description.dtype);
-  const bool known = element != 0 && !(is_view && !is_constant());
-  bytes = known ? element * product(description.storage_shape) : buffer.bytes;
-  if (bytes > buffer.bytes) {
+  if (is_constant()) extent = Extent::kBuffer;
+  const bool is_view = extent == Extent::kAllocation;
+  const size_t element = is_view ? 0 : element_bytes(description.dtype);
+  bytes = element != 0 ? element * product(description.storage_shape) : buffer.bytes;
+  if (bytes > buffer.bytes && extent == Extent::kBuffer) {
     throw SimulatorError(ACL_ERROR_INVALID_PARAM, "EZ9999: " + what + " is " + describe(*this) +
                                                       " and needs " + std::to_string(bytes) +
                                                       " bytes, its buffer has " +
@@ -183,8 +184,7 @@ void OperatorTensor::take(const MemoryMap& memory, const aclDataBuffer& buffer, 
   }
   const Location found = memory.locate(buffer.data, is_view ? 1 : bytes, what.c_str());
   if (is_view && found.allocation) {
-    const size_t left = found.allocation->bytes - (found.storage - found.allocation->storage);
-    bytes = std::min(bytes, left);
+    bytes = found.allocation->bytes - (found.storage - found.allocation->storage);
   }
   if (is_constant()) {
     if (found.place == Place::kDevice) {

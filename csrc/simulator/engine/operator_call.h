@@ -52,6 +52,14 @@ struct Kernel {
   void* user = nullptr;
 };
 
+/// What tells how far a tensor goes. Where torch_npu describes a tensor by its storage, it counts
+/// the storage's elements and takes the dtype of the tensor: more bytes than there are, or fewer.
+enum class Extent {
+  kBuffer,      // its shape, which must fit into the buffer
+  kShape,       // its shape; the buffer's size is that of a storage
+  kAllocation,  // it is a view, of a storage that shape and buffer describe: what is left of memory
+};
+
 struct OperatorTensor {
   aclTensorDesc description;
   size_t bytes = 0;
@@ -62,11 +70,8 @@ struct OperatorTensor {
   /// Finds the tensor's bytes. Those of a host constant are copied, as the caller frees them at
   /// once. Throws 107000 for an address that is not live memory of `device`, and 100000 for a
   /// buffer that is smaller than the tensor. `what` names the tensor in messages.
-  ///
-  /// `is_view`: the data starts where a view does, while the description is that of the view's
-  /// whole storage. Then the tensor is what is left of the allocation at most.
   void take(const MemoryMap& memory, const aclDataBuffer& buffer, int device,
-            const std::string& what, bool is_view);
+            const std::string& what, Extent extent);
 };
 
 using Shapes = std::vector<std::vector<int64_t>>;

@@ -15,8 +15,8 @@ void as_strided(const Call& call) {
 }
 
 /// Copies one strided view over another: destination, sizes, strides, offset, then the source with
-/// the same. A descriptor's size is that of the whole storage while its data starts where the view
-/// does, so only the views themselves say what is touched.
+/// the same. The data starts where the view does and ends with the allocation, so only the views
+/// themselves say what is touched; AsStrided likewise.
 void view_copy(const Call& call) {
   const std::vector<int64_t> sizes = call.ints(1);
   const at::Tensor target = call.strided_out(0, sizes, call.ints(2), call.number(3).toLong());
