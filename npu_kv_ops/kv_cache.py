@@ -266,7 +266,7 @@ def _read_without_page(part: _Part, num_blocks: int) -> _Reading:
     if _is_stacked(part) and shape[1] == num_blocks:
         return _read(part, 1, 1)
     if shape[0] < num_blocks:
-        raise ValueError(f"{part}: fewer blocks than the {num_blocks} asked for")
+        raise _too_few(part, num_blocks)
     if shape[0] % num_blocks == 0:
         raise ValueError(
             f"{part}: {shape[0]} blocks could be {num_blocks} manager blocks of "
@@ -274,6 +274,12 @@ def _read_without_page(part: _Part, num_blocks: int) -> _Reading:
             "pass page_bytes"
         )
     return _read(part, 0, 1)
+
+
+def _too_few(part: _Part, num_blocks: int) -> ValueError:
+    text = f"{part}: fewer blocks than the {num_blocks} asked for; allowed are (blocks, ...)"
+    text += ", (2, blocks, ...), and with page_bytes any (planes, blocks, ...)"
+    return ValueError(text)
 
 
 def _is_stacked(part: _Part) -> bool:
@@ -347,7 +353,7 @@ def _options(part: _Part, num_blocks: int) -> list[_Reading]:
         if count > num_blocks and count % num_blocks == 0:
             found.append(_Reading(block_dim, count // num_blocks, found[-1].planes))
     if not found:
-        raise reason or ValueError(f"{part}: fewer blocks than the {num_blocks} asked for")
+        raise reason or _too_few(part, num_blocks)
     return found
 
 

@@ -5,8 +5,9 @@ Importing this module loads torch and the libraries of the package; see :mod:`np
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from npu_kv_ops import runtime
@@ -93,22 +94,62 @@ def swap_blocks_batch(
     under capture, where it must outlive the graph.
 
     Raises:
-        IndexError: an id is beyond its pool; names the list, the position, the id and the limit.
+        IndexError: an id is beyond its pool or beyond 64 bits; names the list, the position, the id
+            and the limit.
         ValueError: lists of different length, differing payloads, a payload that is not
             contiguous, tensors of one list on different devices, destinations that overlap each
             other or a source, freed storage.
-        TypeError: an id dtype other than int32 and int64; ``src[t]`` and ``dst[t]`` differ in
-            dtype.
+        TypeError: an argument of another kind, or one tensor and one list of ids; an id dtype
+            other than int32 and int64; ``src[t]`` and ``dst[t]`` differ in dtype.
         TransferError: the runtime refused a copy, of this call or of an earlier one on this NPU.
         RuntimeError: ids on an NPU (not supported yet); CPU ids or page-able memory under capture.
 
     Nothing is copied when one of these is raised, except for ``TransferError``. Safe from several
     threads.
     """
-    if isinstance(src_blocks, torch.Tensor) or isinstance(dst_blocks, torch.Tensor):
-        _overloads.default(src, dst, src_blocks, dst_blocks)
-    else:
-        _overloads.static(src, dst, src_blocks, dst_blocks)
+    try:
+        if isinstance(src_blocks, torch.Tensor) or isinstance(dst_blocks, torch.Tensor):
+            _overloads.default(src, dst, src_blocks, dst_blocks)
+        else:
+            _overloads.static(src, dst, src_blocks, dst_blocks)
+    except RuntimeError:
+        # torch answers so to what does not fit the schema, at length and without the position.
+        mistake = _mistake_in(src, dst, src_blocks, dst_blocks)
+        if mistake is None:
+            raise
+        raise mistake from None
+
+
+def _mistake_in(
+    src: object, dst: object, src_blocks: object, dst_blocks: object
+) -> TypeError | IndexError | None:
+    """What Python's own kinds of error say about arguments that do not fit the schema, or None."""
+    for name, tensors in (("src", src), ("dst", dst)):
+        if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Sequence):
+            return TypeError(f"{name} must be a list of tensors, got {type(tensors).__name__}")
+        for position, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                kind = type(tensor).__name__
+                return TypeError(f"{name}[{position}] must be a tensor, got {kind}")
+    lists = (("src_blocks", src_blocks), ("dst_blocks", dst_blocks))
+    for name, ids in lists:
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+            kind = type(ids).__name__
+            return TypeError(f"{name} must be a 1-D tensor or a list of int, got {kind}")
+    if isinstance(src_blocks, torch.Tensor) != isinstance(dst_blocks, torch.Tensor):
+        kinds = " and ".join(f"{name} is a {type(ids).__name__}" for name, ids in lists)
+        return TypeError(f"{kinds}: pass both as tensors or both as lists of int")
+    for name, ids in lists:
+        if isinstance(ids, torch.Tensor) or not isinstance(ids, Iterable):
+            continue
+        for position, block in enumerate(ids):
+            try:
+                number = operator.index(block)
+            except TypeError:
+                return TypeError(f"{name}[{position}] is {block!r}; block ids are int")
+            if not -(2**63) <= number < 2**63:
+                return IndexError(f"{name}[{position}] is {number}, which exceeds 64 bits")
+    return None
 
 
 def raise_pending_errors() -> None:

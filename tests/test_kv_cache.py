@@ -497,6 +497,11 @@ def test_missing_plane_is_noticed_by_page_bytes() -> None:
         (torch.zeros(N - 1, 16), "fewer blocks than the 7"),
         (torch.zeros(2, N - 1, 16), "fewer blocks than the 7"),
         (torch.zeros(2, N + 1, 16), "fewer blocks than the 7"),
+        (
+            torch.zeros(3, N, 16),
+            "fewer blocks than the 7 asked for; allowed are (blocks, ...), (2, blocks, ...), and "
+            "with page_bytes any (planes, blocks, ...)",
+        ),
         (torch.zeros(N, 16, 8)[:, :, :4], "not contiguous"),
         (torch.zeros(N, 4, 16, 8)[:, :, :8], "not contiguous"),
         (torch.zeros(16, N).t(), "not contiguous"),

@@ -134,6 +134,65 @@ def test_bad_id_tensors(
         swap(pools.src, pools.dst, *pair)
 
 
+BAD_KINDS = {
+    "src tensor": ({"src": lambda pools: pools.src[0]}, TypeError, "src must be a list of tensors"),
+    "dst none": ({"dst": lambda _: None}, TypeError, "dst must be a list of tensors, got NoneType"),
+    "src dict": ({"src": lambda _: {}}, TypeError, "src must be a list of tensors, got dict"),
+    "src[1]": (
+        {"src": lambda pools: [pools.src[0], 3]},
+        TypeError,
+        r"src\[1\] must be a tensor, got int",
+    ),
+    "dst[0]": (
+        {"dst": lambda pools: [None, pools.dst[0]]},
+        TypeError,
+        r"dst\[0\] must be a tensor, got NoneType",
+    ),
+    "id": ({"src_blocks": lambda _: 0}, TypeError, "src_blocks must be .* a list of int, got int"),
+    "text": ({"dst_blocks": lambda _: "12"}, TypeError, "dst_blocks must be .*, got str"),
+    "one list": (
+        {"dst_blocks": lambda _: torch.tensor([1, 2])},
+        TypeError,
+        "src_blocks is a list and dst_blocks is a Tensor: pass both as",
+    ),
+    "float": (
+        {"src_blocks": lambda _: [0, 1.0]},
+        TypeError,
+        r"src_blocks\[1\] is 1.0; block ids are int",
+    ),
+    "nested": ({"dst_blocks": lambda _: [[0], [1]]}, TypeError, r"dst_blocks\[0\] is \[0\]; block"),
+    "large": (
+        {"src_blocks": lambda _: [0, 2**63]},
+        IndexError,
+        r"src_blocks\[1\] is 9223372036854775808, which exceeds 64 bits",
+    ),
+    "small": (
+        {"dst_blocks": lambda _: [-(2**63) - 1, 0]},
+        IndexError,
+        r"dst_blocks\[0\] is -9223372036854775809, which exceeds 64 bits",
+    ),
+}
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("case", BAD_KINDS)
+def test_arguments_of_another_kind(pools: Pools, case: str) -> None:
+    wrong, kind, text = BAD_KINDS[case]
+    arguments: dict[str, Any] = {"src": pools.src, "dst": pools.dst}
+    arguments |= {"src_blocks": [0, 1], "dst_blocks": [2, 3]}
+    arguments |= {name: make(pools) for name, make in wrong.items()}
+    with pytest.raises(kind, match=f"^{text}"):
+        ops.swap_blocks_batch(**arguments)
+
+
+def test_numbers_that_python_takes_for_int_are_ids(pools: Pools) -> None:
+    before = pools.src[0][1].cpu()
+    ops.swap_blocks_batch(pools.src, pools.dst, range(1, 2), [torch.tensor(3)])  # type: ignore[list-item]
+    if pools.pin:
+        torch.npu.synchronize()
+    assert torch.equal(pools.dst[0][3].cpu(), before)
+
+
 @pytest.mark.npu
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.parametrize("which", [0, 1])
