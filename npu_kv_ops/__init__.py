@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING, Any
 from npu_kv_ops._version import __version__
 
 if TYPE_CHECKING:
-    from npu_kv_ops import errors, kv_cache, mem_ops, ops, runtime, simulator
+    from npu_kv_ops import copy_backend, errors, kv_cache, mem_ops, ops, runtime, simulator
+    from npu_kv_ops.copy_backend import NPUDmaCopyBackend, TransferEvent, TransferGraph
     from npu_kv_ops.errors import TransferError
     from npu_kv_ops.kv_cache import block_views, empty_pinned, host_mirror
     from npu_kv_ops.ops import raise_pending_errors, swap_blocks_batch
 
 __all__ = [
+    "NPUDmaCopyBackend",
     "TransferError",
+    "TransferEvent",
+    "TransferGraph",
     "__version__",
     "block_views",
+    "copy_backend",
     "empty_pinned",
     "errors",
     "graph_passes",
@@ -35,7 +40,10 @@ __all__ = [
 ]
 
 _HOME = {
+    "NPUDmaCopyBackend": "copy_backend",
     "TransferError": "errors",
+    "TransferEvent": "copy_backend",
+    "TransferGraph": "copy_backend",
     "block_views": "kv_cache",
     "empty_pinned": "kv_cache",
     "host_mirror": "kv_cache",

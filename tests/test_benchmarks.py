@@ -46,6 +46,16 @@ def host_cost(sim: ModuleType) -> Iterator[ModuleType]:
     assert sim.settings() == before
 
 
+@pytest.fixture
+def backend_cost(sim: ModuleType) -> Iterator[ModuleType]:
+    import os
+    import threading
+
+    before = sim.settings(), os.sched_getaffinity(0), threading.active_count()
+    yield importlib.import_module("backend_cost")
+    assert (sim.settings(), os.sched_getaffinity(0), threading.active_count()) == before
+
+
 def _report(path: Path) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(path.read_text())
     assert set(report) == {"benchmark", "machine", "settings", "rows", "targets"}
@@ -221,3 +231,79 @@ def test_host_cost_refuses_a_shape_that_is_none(host_cost: ModuleType, wrong: st
     with pytest.raises(SystemExit) as stop:
         host_cost.main(["--shapes", wrong])
     assert stop.value.code == 2
+
+
+def test_backend_cost(
+    backend_cost: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "backend.json"
+    assert backend_cost.main(["--quick", "--json", str(file)]) == 0
+    report = _report(file)
+    assert report["settings"]["runtime"] == "sim"
+    rows = {
+        part: [row for row in report["rows"] if row["part"] == part]
+        for part in ("launch", "loop", "start", "behind")
+    }
+    assert [(row["blocks"], row["ids"]) for row in rows["launch"]] == [(16, "list"), (16, "array")]
+    assert [row["caller"] for row in rows["start"]] == ["sleeps", "computes"]
+    for row in [*rows["launch"], *rows["start"]]:
+        for seconds in row["seconds"].values():
+            assert all(value > 0 for value in seconds.values())
+    for row in rows["start"]:
+        for name in ("backend", "Python thread"):
+            seconds = row["seconds"][name]
+            assert set(seconds) == {"called_p50", "called_p99", "issued_p50", "issued_p99"}
+            assert seconds["called_p50"] <= seconds["issued_p50"]
+    assert set(rows["loop"][0]["seconds"]) == {"idle", "busy process", "backend", "Python thread"}
+    # Counted, not timed: of the store held in its first runtime call, that one step was issued.
+    held = next(row for row in rows["behind"] if row["how"] == "held")
+    assert held["store_copies"] == 65536
+    assert held["share"] == held["highest_share"] == {"backend": 2048 / 65536, "Python thread": 1.0}
+    targets = {target["name"]: target for target in report["targets"]}
+    assert targets["share of the store issued before the load, held"]["met"]
+    assert len(targets) == 7
+    assert "no NPU took part" in capsys.readouterr().out
+
+
+def test_backend_cost_check_fails_on_a_target_out_of_reach(
+    backend_cost: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--quick", "--parts", "behind", "--check"]
+    # The share is exactly a 32nd when held, and no more than everything when free.
+    monkeypatch.setattr(backend_cost, "BEHIND_SHARE", 1.0)
+    assert backend_cost.main(arguments) == 0
+    monkeypatch.setattr(backend_cost, "BEHIND_SHARE", 1 / 33)
+    assert backend_cost.main(arguments) == 1
+    assert "share of the store issued before the load, held" in capsys.readouterr().err
+
+
+def test_backend_cost_notices_a_backend_that_does_less(backend_cost: ModuleType) -> None:
+    class Idle:
+        def launch_copy(self, *job: Any) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+    import torch
+
+    streams = backend_cost.Streams(torch.npu.Stream(), torch.npu.Stream())
+    with pytest.raises(RuntimeError, match="0 copies d2h instead of 65536"):
+        backend_cost.store_and_load(Idle(), streams, 512, held=False)
+
+
+def test_backend_cost_counts_what_was_issued_before_the_load(backend_cost: ModuleType) -> None:
+    from types import SimpleNamespace
+
+    from npu_kv_ops.simulator import TaskRecord
+
+    streams = backend_cost.Streams(SimpleNamespace(npu_stream=1), SimpleNamespace(npu_stream=2))
+    quarter = backend_cost.STORE_COPIES * 512 // 4
+    tasks = [
+        *(TaskRecord(0, 2, "batch", quarter, start, start) for start in (10, 20, 40, 50)),
+        TaskRecord(0, 1, "record", 0, 5, 5),
+        *(TaskRecord(0, 1, "batch", 1, start, start) for start in (30, 60)),
+    ]
+    assert backend_cost.share_before_load(tasks, streams, 512) == 0.5
+    with pytest.raises(RuntimeError, match="the store has"):
+        backend_cost.share_before_load(tasks[1:], streams, 512)

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ JSON_KEYS = {
     "mismatches",
     "runtime",
     "seconds",
+    "scheduler",
 }
 
 
@@ -91,6 +93,42 @@ def test_results_go_to_the_table_json_and_plot(
         assert name in rows
     for name in ("copies after coalescing", "host time per call", "bytes per second"):
         assert name in rows
+    loads, stores = found["scheduler"]["loads"], found["scheduler"]["stores"]
+    depths = f"{loads['peak_depth']} loads, {stores['peak_depth']} stores"
+    assert rows["queue depth at most"] == depths
+    assert rows["held for hazards"] == f"{loads['hazards']} loads, {stores['hazards']} stores"
+    for name, lane in (("loads", loads), ("stores", stores)):
+        for what, key in (("launch to start", "launch"), ("start to done", "completion")):
+            p50, p99 = (lane[f"{key}_us_{quantile}"] for quantile in ("p50", "p99"))
+            assert rows[f"{name}: {what}"] == f"p50 {p50:,.1f} us, p99 {p99:,.1f} us"
+    assert rows["failures"] == "0"
+
+
+def test_both_backends_serve_the_same_requests(
+    replay: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "out.json"
+    found = {}
+    for backend in ("eager", "scheduler"):
+        arguments = ("--synthetic", 30, *SMALL, "--backend", backend, "--json", results)
+        assert replay(*arguments) == 0
+        found[backend] = json.loads(results.read_text())
+        out = capsys.readouterr().out
+        assert f"backend      {backend}, up to 2 requests ahead" in out
+        assert ("queue depth at most" in out) is (backend == "scheduler")
+    counts = ("host_hits", "loads", "stores", "h2d_bytes", "d2h_bytes")
+    for key in (*counts, "copies_before", "copies_after", "mismatches"):
+        assert found["eager"][key] == found["scheduler"][key]
+    assert found["eager"]["scheduler"] is None
+
+
+def test_a_run_without_loads_has_no_times_of_them(
+    replay: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(write_trace(tmp_path / "t.jsonl", (0,), (1,)), *SMALL) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"loads: start to done *│ *- │", out)
+    assert re.search(r"stores: start to done *│ *p50 ", out)
 
 
 def test_the_runtime_is_said_plainly(
@@ -139,15 +177,15 @@ def test_wrong_blocks_make_the_exit_code_1_and_are_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    serve = Replay._serve
+    start = Replay._start
 
-    def corrupting_serve(self: Replay, *arguments: Any) -> None:
+    def corrupting_start(self: Replay, *arguments: Any) -> Any:
         if self.totals.requests == 2:
-            self._lanes.synchronize()
+            self._mover.synchronize()
             self.host_tensors[0][self.cache.host[(1, 2)], 3] ^= 16
-        serve(self, *arguments)
+        return start(self, *arguments)
 
-    monkeypatch.setattr(Replay, "_serve", corrupting_serve)
+    monkeypatch.setattr(Replay, "_start", corrupting_start)
     trace = write_trace(tmp_path / "t.jsonl", (0, 1), (2, 3), (0, 1))
     results = tmp_path / "out.json"
     code = replay(trace, *SMALL, "--device-blocks", 9, "--host-blocks", 40, "--json", results)
@@ -163,14 +201,14 @@ def test_a_failing_copy_shows_the_table_so_far(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    transfer = Replay._transfer
+    serve = Replay._serve
 
-    def failing_transfer(self: Replay, *arguments: Any) -> None:
+    def failing_serve(self: Replay, *arguments: Any) -> None:
         if self.totals.requests == 2:
             raise RuntimeError("the link is down")
-        transfer(self, *arguments)
+        serve(self, *arguments)
 
-    monkeypatch.setattr(Replay, "_transfer", failing_transfer)
+    monkeypatch.setattr(Replay, "_serve", failing_serve)
     trace = write_trace(tmp_path / "t.jsonl", (0, 1), (2, 3), (0, 1))
     assert replay(trace, *SMALL) == 1
     captured = capsys.readouterr()
@@ -209,10 +247,17 @@ def test_a_broken_line_stops_before_anything_runs(
         (("--synthetic", "3", "--host-blocks", "-5"), "-5 is too small"),
         (("--synthetic", "3", "--shrink", "0"), "0 is too small"),
         (("--synthetic", "3", "--requests", "0"), "0 is too small"),
+        (("--synthetic", str(10**12)), "1000000000000 is too large, it must be 1000000 or less"),
+        (("--synthetic", "3", "--block-tokens", str(512 * 10**9)), "is too large"),
+        (("--synthetic", "3", "--device-blocks", str(2**31)), "it must be 2147483647 or less"),
+        (("--synthetic", "3", "--host-blocks", str(10**30)), "it must be 2147483647 or less"),
+        (("--synthetic", "3", "--shrink", str(10**30)), "it must be 2147483647 or less"),
         (("--synthetic", "3", "--speed", "0"), "0 is not a finite number above 0"),
         (("--synthetic", "3", "--speed", "inf"), "inf is not a finite number above 0"),
         (("--synthetic", "3", "--speed", "fast"), "'fast' is not a number"),
         (("--synthetic", "3", "--policy", "never"), "invalid choice: 'never'"),
+        (("--synthetic", "3", "--backend", "thread"), "invalid choice: 'thread'"),
+        (("--synthetic", "3", "--ahead", "-1"), "-1 is too small"),
         (("--synthetic", "3", "--verify", "some"), "invalid choice: 'some'"),
         (("--synthetic", "3", "--runtime", "gpu"), "invalid choice: 'gpu'"),
         (("--synthetic", "3", "--model", "gpt-9"), "'gpt-9' is neither a file nor"),
@@ -244,6 +289,41 @@ def test_pools_that_do_not_fit_say_what_to_change(
 ) -> None:
     assert replay("--synthetic", 3, "--shrink", 1, "--host-blocks", 10**9) == 2
     assert "raise --shrink, or lower the number of blocks" in capsys.readouterr().err
+
+
+def test_a_request_that_no_pool_can_hold_is_named(
+    replay: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    record = {"timestamp": 0, "input_length": 512, "output_length": 10**18, "hash_ids": [0]}
+    trace.write_text(json.dumps(record))
+    assert replay(trace) == 2
+    errors = capsys.readouterr().err
+    assert "the largest request, line 1, needs 7812500000000004 device blocks" in errors
+    assert "or raise --block-tokens" in errors
+
+
+@pytest.mark.parametrize(
+    ("hash_ids", "arguments", "reason"),
+    [
+        (((0,), (1,)), ("--block-tokens", 1024), "no prompt fills a block of 1024 tokens"),
+        (((0,), (0,)), ("--policy", "lazy"), "the device pool held every block"),
+        (((0,), (1,)), ("--policy", "lazy", "--device-blocks", 5), None),
+        (((0,),), (), None),
+    ],
+)
+def test_a_run_in_which_nothing_moves_says_so(
+    replay: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    hash_ids: tuple[tuple[int, ...], ...],
+    arguments: tuple[Any, ...],
+    reason: str | None,
+) -> None:
+    trace = write_trace(tmp_path / "t.jsonl", *hash_ids)
+    assert replay(trace, *SMALL, *arguments) == 0
+    remark = f"no block moved between the pools: {reason or ''}"
+    assert (remark in capsys.readouterr().out) is (reason is not None)
 
 
 def test_pinned_memory_that_cannot_be_had_is_no_traceback(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npu_kv_ops.replay.ordering import BlockOrder
-from npu_kv_ops.replay.pools import FreeIds, Policy, TwoTierCache
+from npu_kv_ops.replay.ordering import BlockOrder, Lane, LaneOrder
+from npu_kv_ops.replay.pools import FreeIds, Policy, Step, TwoTierCache
 from npu_kv_ops.replay.trace import BlockKey, BlockNeed
 
 
@@ -93,16 +93,19 @@ def test_hits_and_evictions_are_those_of_the_reference(
         assert [key for key, _ in cache.host.items()] == reference.host
 
 
-@settings(max_examples=150, deadline=None)
-@given(workloads(), st.sampled_from(["eager", "lazy"]))
+@settings(max_examples=200, deadline=None)
+@given(workloads(), st.sampled_from(["eager", "lazy"]), st.integers(0, 3))
 def test_following_the_steps_keeps_every_block_what_it_is(
-    workload: tuple[int, int, list[BlockNeed]], policy: Policy
+    workload: tuple[int, int, list[BlockNeed]], policy: Policy, ahead: int
 ) -> None:
+    """Loads and evictions of a request happen when it is admitted, the rest up to `ahead` later."""
     device_blocks, host_blocks, needs = workload
     cache = TwoTierCache(device_blocks, host_blocks, policy)
     device: list[object] = [None] * device_blocks
     host: list[object] = [None] * host_blocks
-    for need in needs:
+    at_hand: list[tuple[BlockNeed, Step]] = []
+
+    def start(need: BlockNeed) -> None:
         step = cache.admit(need)
         for moves in (step.evict_stores, step.loads, step.stores):
             assert len({move.device_block for move in moves}) == len(moves)
@@ -114,6 +117,12 @@ def test_following_the_steps_keeps_every_block_what_it_is(
         for move in step.loads:
             assert host[move.host_block] == move.key
             device[move.device_block] = move.key
+        assert [key for key, _ in step.resident] == list(need.keys)
+        assert len(step.private) == need.private
+        at_hand.append((need, step))
+
+    def serve() -> None:
+        _, step = at_hand.pop(0)
         for key, block in step.computed:
             device[block] = key
         for block in step.private:
@@ -121,15 +130,21 @@ def test_following_the_steps_keeps_every_block_what_it_is(
         for move in step.stores:
             assert device[move.device_block] == move.key
             host[move.host_block] = move.key
-        assert [key for key, _ in step.resident] == list(need.keys)
         assert all(device[block] == key for key, block in step.resident)
         assert all(device[block] == "private" for block in step.private)
-        assert len(step.private) == need.private
         cache.finish(step)
-        assert all(device[block] == key for key, block in cache.device.items())
-        assert all(host[block] == key for key, block in cache.host.items())
-        assert len(cache.device) + len(cache.device.free) == device_blocks
+        private = sum(other.private for other, _ in at_hand)
+        assert len(cache.device) + len(cache.device.free) + private == device_blocks
         assert len(cache.host) + len(cache.host.free) == host_blocks
+
+    for need in needs:
+        while at_hand and (len(at_hand) > ahead or not cache.fits(need)):
+            serve()
+        start(need)
+    while at_hand:
+        serve()
+    assert all(device[block] == key for key, block in cache.device.items())
+    assert all(host[block] == key for key, block in cache.host.items())
 
 
 @settings(max_examples=100, deadline=None)
@@ -153,6 +168,26 @@ def test_a_request_larger_than_the_pool_is_refused() -> None:
         cache.admit(BlockNeed(((0, 0), (0, 1), (0, 2)), 2))
     with pytest.raises(ValueError, match="policy is 'never'"):
         TwoTierCache(4, 8, "never")  # type: ignore[arg-type]
+
+
+def test_requests_at_hand_keep_their_blocks() -> None:
+    cache = TwoTierCache(8, 8, "eager")
+    shared = ((0, 0), (0, 1))
+    first = cache.admit(BlockNeed((*shared, (1, 0)), 1))
+    second = cache.admit(BlockNeed(shared, 2))
+    assert second.device_hits == 2
+    third = BlockNeed(((2, 0), (2, 1)), 1)
+    assert not cache.fits(third)
+    with pytest.raises(ValueError, match="needs 3 device blocks, which the requests at hand"):
+        cache.admit(third)
+    assert cache.fits(BlockNeed(((2, 0), (2, 1)), 0))
+    assert cache.fits(BlockNeed((*shared, (1, 0)), 2))  # its keys are there already
+    cache.finish(first)
+    cache.finish(cache.admit(BlockNeed(((2, 0), (2, 1)), 2)))
+    # Only the block that nobody uses any more was evicted.
+    assert {key for key, _ in cache.device.items()} == {*shared, (2, 0), (2, 1)}
+    cache.finish(second)
+    assert cache.fits(BlockNeed(tuple((3, i) for i in range(8)), 0))
 
 
 def test_new_prompts_get_neighbours_in_both_pools() -> None:
@@ -227,3 +262,34 @@ def test_block_order_waits_for_the_last_job_of_each_other_lane() -> None:
     assert order.add(1, 2, [1]) == [1, 0, 1]
     assert order.add(0, 3, np.array([1, 4]).tolist()) == [0, 2, 2]
     assert order.add(1, 3, []) == [0, 0, 0]
+
+
+def test_lane_order_names_the_events_that_were_not_waited_for() -> None:
+    order = LaneOrder(device_blocks=8, host_blocks=4)
+    compute, load, store = Lane
+
+    def job(lane: Lane, event: str | None, device: list[int], host: list[int]) -> dict[Lane, str]:
+        events = order.begin(lane, device, host)
+        order.end(lane, event)
+        return events
+
+    assert job(compute, "c1", [0, 1], []) == {}
+    assert job(compute, "c2", [2, 3], []) == {}
+    assert job(store, "s1", [0], [0]) == {compute: "c1"}
+    assert job(store, "s2", [1], [1]) == {}  # its lane has waited for c1
+    assert job(load, "l1", [2], [1]) == {compute: "c2", store: "s2"}
+    assert job(store, "s3", [3], [0]) == {compute: "c2"}
+    assert job(compute, "c3", [0, 2], []) == {load: "l1", store: "s1"}
+    assert job(load, "l2", [4], [0]) == {store: "s3"}
+
+
+def test_lane_order_takes_a_later_event_where_one_is_no_longer_kept() -> None:
+    order = LaneOrder(device_blocks=1000, host_blocks=4)
+    for number in range(500):
+        order.begin(Lane.COMPUTE, [number], [])
+        order.end(Lane.COMPUTE, number)
+    first = order.begin(Lane.LOAD, [3], [])[Lane.COMPUTE]
+    assert 3 <= first < 500
+    order.end(Lane.LOAD, None)
+    assert order.begin(Lane.LOAD, [0], []) == {}
+    assert order.begin(Lane.STORE, [499], []) == {Lane.COMPUTE: 499}

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/version.h>
 
+#include "bindings/copy_backend.h"
 #include "bindings/python_border.h"
 #include "ops/npu_hook.h"
 #include "ops/pointer_checks.h"
@@ -16,6 +17,8 @@ PYBIND11_MODULE(_C, m) {
 
   npu_kv::install_python_border(
       py::module_::import("npu_kv_ops.errors").attr("TransferError").ptr());
+
+  npu_kv::bind_copy_backend(m);
 
   m.def("stats", [] {
     const npu_kv::CopyStats stats = npu_kv::copy_stats();

@@ -5,7 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "runtime/export.h"
+#include "runtime/stream_runtime.h"
 
 namespace npu_kv {
 
@@ -19,6 +22,15 @@ class NpuHook {
 
   // Lets go of host memory whose copies are done.
   virtual void release_finished() = 0;
+
+  // For the copy backend.
+  virtual StreamRuntime& runtime() = 0;
+  // The runtime's handle of a stream of torch_npu; does not wait for the task queue.
+  virtual StreamRef stream(int device, int64_t stream_id) = 0;
+  // Puts a task into the device's task queue, behind what was put there before. It must not throw.
+  virtual void run_in_queue(int device, const char* name, std::function<void()> task) = 0;
+  // Throws when the stream captures a graph.
+  virtual void refuse_capture(StreamRef stream, const char* what) = 0;
 };
 
 NPU_KV_API void set_npu_hook(NpuHook* hook);

@@ -1,5 +1,7 @@
 #include "runtime/host_runtime.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -7,6 +9,8 @@
 
 namespace npu_kv {
 namespace {
+
+Status no_graphs() { return {kNotSupported, "the host runtime has no graphs"}; }
 
 // There is no call to save by longer batches here: this size keeps the descriptors in the L1 cache.
 constexpr size_t kHostBatch = 512;
@@ -58,6 +62,51 @@ Status HostRuntime::place_of(const void*, MemoryPlace* place) {
 Status HostRuntime::allocation_of(const void*, MemoryRange*) {
   return {kNotSupported, "the host runtime knows no allocations"};
 }
+
+Status HostRuntime::use_device(int) { return {}; }
+
+Status HostRuntime::create_stream(int, StreamRef* stream) {
+  *stream = {};
+  return {};
+}
+
+void HostRuntime::destroy_stream(StreamRef) {}
+
+Status HostRuntime::create_event(void** event) {
+  *event = new std::atomic<uint64_t>(0);
+  return {};
+}
+
+void HostRuntime::destroy_event(void* event) { delete static_cast<std::atomic<uint64_t>*>(event); }
+
+Status HostRuntime::record_event(void* event, StreamRef) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  *static_cast<std::atomic<uint64_t>*>(event) =
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+  return {};
+}
+
+Status HostRuntime::wait_event(StreamRef, void*) { return {}; }
+
+Status HostRuntime::event_state(void*, EventState* state) {
+  *state = EventState::kDone;
+  return {};
+}
+
+Status HostRuntime::event_timestamp(void* event, uint64_t* microseconds) {
+  *microseconds = *static_cast<std::atomic<uint64_t>*>(event);
+  return {};
+}
+
+Status HostRuntime::synchronize_stream(StreamRef, int) { return {}; }
+
+Status HostRuntime::begin_capture(StreamRef) { return no_graphs(); }
+
+Status HostRuntime::end_capture(StreamRef, void**) { return no_graphs(); }
+
+Status HostRuntime::execute_graph(void*, StreamRef) { return no_graphs(); }
+
+void HostRuntime::destroy_graph(void*) {}
 
 HostRuntime& host_runtime() {
   static HostRuntime runtime;

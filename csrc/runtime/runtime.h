@@ -55,15 +55,21 @@ inline constexpr int kNotSupported = 207000;
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(int code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(int code, std::string message, size_t failed_copy = kUnknownCopy)
+      : code_(code), message_(std::move(message)), failed_copy_(failed_copy) {}
+
+  static constexpr size_t kUnknownCopy = static_cast<size_t>(-1);
 
   bool ok() const { return code_ == 0; }
   int code() const { return code_; }
   const std::string& message() const { return message_; }
+  // The index of the descriptor that was refused, where that is known.
+  size_t failed_copy() const { return failed_copy_; }
 
  private:
   int code_ = 0;
   std::string message_;
+  size_t failed_copy_ = kUnknownCopy;
 };
 
 // Implementations are stateless towards the caller and may be used from any thread; the calling

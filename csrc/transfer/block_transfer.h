@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "runtime/export.h"
@@ -34,6 +35,11 @@ struct TransferSize {
 
 // What issue() will hand to the runtime; takes time in the number of tensors only.
 NPU_KV_API TransferSize size_of(const BlockTransfer& transfer);
+NPU_KV_API TransferSize size_of(std::span<const BlockLayout> src, std::span<const BlockLayout> dst,
+                                const Runs& runs);
+
+// The tensor with the fewest blocks decides which ids a list may have.
+NPU_KV_API IdLimit smallest_pool(std::span<const BlockLayout> layouts);
 
 // Checks ids and memory (std::out_of_range, std::invalid_argument: nothing is copied) and fills
 // transfer->runs. The layouts and the direction must be set, src and dst of equal length and

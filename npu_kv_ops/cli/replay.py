@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,9 @@ from rich.progress import (
 from rich.table import Table
 
 from npu_kv_ops.replay import report
-from npu_kv_ops.replay.engine import Replay, free_memory
+from npu_kv_ops.replay.engine import DEFAULT_AHEAD, Replay, free_memory
 from npu_kv_ops.replay.models import PRESETS, KVModel, ModelError, load_model
+from npu_kv_ops.replay.movers import MOVERS
 from npu_kv_ops.replay.sizing import Sizes, SizingError, choose_sizes
 from npu_kv_ops.replay.synthetic import synthetic_trace
 from npu_kv_ops.replay.trace import BlockMap, BlockNeed, Request, check_block_tokens, read_trace
@@ -34,8 +35,14 @@ from . import runtime_choice
 
 _SHOWN_MISMATCHES = 10
 
+_MOST_REQUESTS = 1_000_000
+_MOST_BLOCKS = 2**31 - 1
+_MOST_BLOCK_TOKENS = 1 << 20
+_MOST_SHRINK = 2**31 - 1
+"""What no run can have use for: a slip of the finger, better refused than tried."""
 
-def _whole(minimum: int) -> Callable[[str], int]:
+
+def _whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -43,6 +50,8 @@ def _whole(minimum: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < minimum:
             raise argparse.ArgumentTypeError(f"{value} is too small, it must be {minimum} or more")
+        if maximum is not None and value > maximum:
+            raise argparse.ArgumentTypeError(f"{value} is too large, it must be {maximum} or less")
         return value
 
     return parse
@@ -59,7 +68,7 @@ def _speed(text: str) -> float:
 
 
 def _block_tokens(text: str) -> int:
-    value = _whole(1)(text)
+    value = _whole(1, _MOST_BLOCK_TOKENS)(text)
     try:
         check_block_tokens(value)
     except ValueError as error:
@@ -73,8 +82,8 @@ def add_parser(commands: Any) -> None:
         "replay",
         help="replay a trace of requests through a device pool and a host pool of KV blocks",
         description="Replays a trace through a device pool and a host pool of KV blocks. Every "
-        "block that moves goes through torch.ops.npu_kv.swap_blocks_batch, and its bytes are "
-        "checked before a request uses it.",
+        "block that moves goes through the copy backend or the operator, and its bytes are checked "
+        "before a request uses it.",
     )
     parser.add_argument(
         "trace",
@@ -86,7 +95,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--synthetic",
-        type=_whole(1),
+        type=_whole(1, _MOST_REQUESTS),
         metavar="N",
         help="instead of TRACE: N requests of made-up chats with shared prefixes",
     )
@@ -104,13 +113,12 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="tokens in a block; divides 512 or is a multiple of it (default: %(default)s)",
     )
-    parser.add_argument(
-        "--device-blocks", type=_whole(1), metavar="N", help="size of the device pool"
-    )
-    parser.add_argument("--host-blocks", type=_whole(1), metavar="N", help="size of the host pool")
+    blocks = _whole(1, _MOST_BLOCKS)
+    parser.add_argument("--device-blocks", type=blocks, metavar="N", help="size of the device pool")
+    parser.add_argument("--host-blocks", type=blocks, metavar="N", help="size of the host pool")
     parser.add_argument(
         "--shrink",
-        type=_whole(1),
+        type=_whole(1, _MOST_SHRINK),
         metavar="N",
         help="divide the bytes of every tensor's blocks by N; layers and tensors stay",
     )
@@ -120,6 +128,21 @@ def add_parser(commands: Any) -> None:
         default="eager",
         help="store a block to the host when it is computed (eager, default) or when the device "
         "pool evicts it (lazy)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=tuple(MOVERS),
+        default="scheduler",
+        help="move blocks with NPUDmaCopyBackend, whose thread launches the copies (scheduler, "
+        "default), or with calls of torch.ops.npu_kv.swap_blocks_batch (eager)",
+    )
+    parser.add_argument(
+        "--ahead",
+        type=_whole(0),
+        default=DEFAULT_AHEAD,
+        metavar="N",
+        help="load blocks for up to N next requests while one is served, as far as the device pool "
+        "has room (default: %(default)s)",
     )
     parser.add_argument(
         "--requests", type=_whole(1), metavar="N", help="replay only the first N requests"
@@ -181,9 +204,8 @@ def _print_setup(
     source: str,
     requests: int,
     model: KVModel,
-    block_tokens: int,
     sizes: Sizes,
-    policy: str,
+    arguments: argparse.Namespace,
 ) -> None:
     def chosen(name: str) -> str:
         return ", chosen here" if name in sizes.chosen else ""
@@ -200,7 +222,7 @@ def _print_setup(
         ("runtime", f"{runtime}: {runtime_choice.DESCRIPTIONS[runtime]}"),
         ("trace", f"{source}: {requests:,} requests"),
         ("model", f"{model.name}: {model.layers} layers, {kinds} ({model.tensor_count} tensors)"),
-        ("blocks", f"{block_tokens} tokens, {shrunk}{chosen('shrink')}"),
+        ("blocks", f"{arguments.block_tokens} tokens, {shrunk}{chosen('shrink')}"),
         (
             "device pool",
             f"{sizes.device_blocks:,} blocks, {size(sizes.device_bytes)}{chosen('device_blocks')}",
@@ -209,7 +231,8 @@ def _print_setup(
             "host pool",
             f"{sizes.host_blocks:,} blocks, {size(sizes.host_bytes)}{chosen('host_blocks')}",
         ),
-        ("policy", policy),
+        ("backend", f"{arguments.backend}, up to {arguments.ahead} requests ahead"),
+        ("policy", arguments.policy),
     ):
         console.print(f"{name:<12} {value}", highlight=False, markup=False, soft_wrap=True)
 
@@ -230,6 +253,15 @@ def _print_results(console: Console, replay: Replay, total: int, verify: str) ->
         hidden = totals.mismatches - min(_SHOWN_MISMATCHES, len(totals.first_mismatches))
         if hidden:
             console.print(f"  and {hidden:,} more", highlight=False)
+
+
+def _why_nothing_moved(needs: Sequence[BlockNeed], block_tokens: int, policy: str) -> str:
+    """Of a whole run without a load or a store, which says nothing about the copies."""
+    if not any(need.keys for need in needs):
+        return f"no prompt fills a block of {block_tokens} tokens: lower --block-tokens"
+    if policy == "lazy":
+        return "the device pool held every block: lower --device-blocks, or use --policy eager"
+    return "the host pool had no room: raise --host-blocks"
 
 
 @contextmanager
@@ -302,16 +334,7 @@ def run(arguments: argparse.Namespace) -> int:
         except RuntimeError as error:
             complain(error)
             return 1
-        _print_setup(
-            out,
-            runtime,
-            source,
-            len(requests),
-            model,
-            arguments.block_tokens,
-            sizes,
-            arguments.policy,
-        )
+        _print_setup(out, runtime, source, len(requests), model, sizes, arguments)
         try:
             replay = Replay(
                 model,
@@ -320,6 +343,8 @@ def run(arguments: argparse.Namespace) -> int:
                 policy=arguments.policy,
                 verify=arguments.verify,
                 runtime=runtime,
+                backend=arguments.backend,
+                ahead=arguments.ahead,
                 seed=arguments.seed,
             )
         except (RuntimeError, MemoryError) as error:
@@ -361,6 +386,9 @@ def _replay(
         # What has been replayed until then is still worth seeing.
         failure = error
     _print_results(out, replay, len(requests), arguments.verify)
+    if complete and not (replay.totals.loads or replay.totals.stores):
+        reason = _why_nothing_moved(needs, arguments.block_tokens, arguments.policy)
+        out.print(f"no block moved between the pools: {reason}", highlight=False, soft_wrap=True)
     try:
         if arguments.json is not None:
             report.write_json(arguments.json, replay.totals, runtime)

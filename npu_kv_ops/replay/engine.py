@@ -1,13 +1,13 @@
-"""Runs requests: every block that moves goes through `torch.ops.npu_kv.swap_blocks_batch`."""
+"""Runs requests: every block that moves goes through the operator or the copy backend."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from . import patterns
 from .models import KVModel
-from .ordering import BlockOrder
-from .pools import Move, Policy, TwoTierCache
+from .movers import MOVERS, Backend, Traffic, npu
+from .pools import Policy, Step, TwoTierCache
 from .sizing import Memory, Sizes, available_host_memory
 from .trace import BlockKey, BlockMap, BlockNeed, Request
 
@@ -27,11 +27,11 @@ Verify = Literal["all", "sample", "off"]
 
 _SAMPLED_BLOCKS = 4
 _PRIVATE_SERIALS = 1 << 62
-_KEPT_EVENTS = 64
 _KEPT_MISMATCHES = 20
 _PAUSE_SECONDS = 0.05
 
-_COMPUTE, _LOAD, _STORE = range(3)
+DEFAULT_AHEAD = 2
+"""For how many of the next requests blocks are loaded by default."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass
 class Totals:
-    """Sums over all requests so far."""
+    """Sums over all requests so far; `traffic` and `seconds` are there at the end of the run."""
 
     requests: int = 0
     device_hits: int = 0
@@ -85,15 +85,10 @@ class Totals:
     loads: int = 0
     private_blocks: int = 0
     unstored: int = 0
-    h2d_bytes: int = 0
-    d2h_bytes: int = 0
-    copies_before: int = 0
-    copies_after: int = 0
-    calls: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
     checked: int = 0
     mismatches: int = 0
     seconds: float = 0.0
-    call_us: list[float] = field(default_factory=list)
     first_mismatches: list[Mismatch] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
@@ -151,69 +146,17 @@ class _Slot:
     where: str = ""
 
 
-def _npu() -> Any:
-    """`torch.npu`, which only torch_npu knows."""
-    import torch_npu
-
-    return torch_npu.npu
-
-
-class _Lanes:
-    """Three streams of the NPU, and the order among their jobs. On the host: nothing to do."""
-
-    def __init__(self, device: torch.device, sizes: Sizes) -> None:
-        self._streams: list[Any] = []
-        if device.type == "npu":
-            self._npu = _npu()
-            self._streams = [self._npu.Stream(device) for _ in range(3)]
-        self._orders = (BlockOrder(3, sizes.device_blocks), BlockOrder(3, sizes.host_blocks))
-        self._jobs = [0, 0, 0]
-        self._events: list[deque[tuple[int, Any]]] = [deque(maxlen=_KEPT_EVENTS) for _ in range(3)]
-        self._waited = [[0, 0, 0] for _ in range(3)]
-
-    def enter(
-        self, lane: int, device_blocks: Sequence[int], host_blocks: Sequence[int]
-    ) -> AbstractContextManager[Any]:
-        """Makes `lane` current after letting it wait for whatever else touches the blocks."""
-        if not self._streams:
-            return nullcontext()
-        self._jobs[lane] += 1
-        for order, blocks in zip(self._orders, (device_blocks, host_blocks)):
-            for other, job in enumerate(order.add(lane, self._jobs[lane], blocks)):
-                if job > self._waited[lane][other]:
-                    # A later job of that lane will do where the event is no longer kept.
-                    kept, event = next(e for e in self._events[other] if e[0] >= job)
-                    self._streams[lane].wait_event(event)
-                    self._waited[lane][other] = kept
-        context: AbstractContextManager[Any] = self._npu.stream(self._streams[lane])
-        return context
-
-    def leave(self, lane: int) -> Any:
-        """The event of the job that `enter` began, or None on the host."""
-        if not self._streams:
-            return None
-        event = self._npu.Event()
-        event.record(self._streams[lane])
-        self._events[lane].append((self._jobs[lane], event))
-        return event
-
-    def synchronize(self) -> None:
-        """Waits until all lanes are idle."""
-        for stream in self._streams:
-            stream.synchronize()
-
-
 def free_memory(runtime: str) -> Memory:
     """Free memory for both pools on `runtime` (cann, sim or host)."""
     host = available_host_memory()
     if runtime == "host":
         return Memory(host, host, device_is_host=True)
-    free, _ = _npu().mem_get_info()
+    free, _ = npu().mem_get_info()
     return Memory(host, int(free), device_is_host=runtime == "sim")
 
 
 class Replay:
-    """Both pools with their memory, and the run of requests through them. Not thread-safe.
+    """Both pools with their memory, and one run of requests through them. Not thread-safe.
 
     Args:
         model: what a block consists of.
@@ -223,6 +166,8 @@ class Replay:
         verify: `all` reads back every block a request uses, and both pools at the end; `sample` a
             few blocks of each request; `off` none.
         runtime: `cann`, `sim` or `host`; on `host` the device pool is CPU memory.
+        backend: `scheduler` moves blocks with `NPUDmaCopyBackend`, `eager` with the operator.
+        ahead: for how many of the next requests, at most, blocks are loaded while one is served.
 
     Raises:
         RuntimeError: memory for the pools cannot be had.
@@ -237,6 +182,8 @@ class Replay:
         policy: Policy,
         verify: Verify,
         runtime: str,
+        backend: Backend = "scheduler",
+        ahead: int = DEFAULT_AHEAD,
         seed: int = 0,
     ) -> None:
         import torch
@@ -244,21 +191,23 @@ class Replay:
         from npu_kv_ops import kv_cache, ops
 
         self._torch = torch
-        self._stats = ops.stats
         self._raise_pending_errors = ops.raise_pending_errors
         self._swap = torch.ops.npu_kv.swap_blocks_batch
         self._block_map = block_map
         self._verify = verify
+        self._ahead = ahead
         self.sizes = sizes
         self._random = random.Random(seed)
         self.totals = Totals()
         self.cache = TwoTierCache(sizes.device_blocks, sizes.host_blocks, policy)
+        # What an earlier run left behind in the memory of the pools must not pass for this one's.
+        self._first_serial = secrets.randbits(61)
         self._serials: dict[BlockKey, int] = {}
         self._private_serials = itertools.count(_PRIVATE_SERIALS)
 
         device = torch.device("cpu" if runtime == "host" else "npu")
         if device.type == "npu":
-            device = torch.device("npu", _npu().current_device())
+            device = torch.device("npu", npu().current_device())
         dtype = getattr(torch, model.dtype)
         payloads = [
             model.payload_bytes(t, block_map.block_tokens, sizes.shrink) for t in model.tensors
@@ -297,7 +246,7 @@ class Replay:
 
         self._slots = [_Slot(staging(), staging()) for _ in range(2)]
         self._turn = 0
-        self._lanes = _Lanes(device, sizes)
+        self._mover = MOVERS[backend](self.device_tensors, self.host_tensors)
 
     def run(
         self,
@@ -308,46 +257,72 @@ class Replay:
         progress: Callable[[], None] = lambda: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Serves `requests` one after another; `totals` holds the sums at any time.
+        """Serves `requests` one after another, once; `totals` holds the sums at any time.
 
         Args:
             speed: a request starts no earlier than its timestamp divided by this; None: at once.
             progress: called after each request.
-            stop: asked before each request; True ends the run.
+            stop: asked before a request starts; True ends the run after those that have started.
 
         Returns:
             whether all requests were served.
         """
         begin = time.perf_counter()
         first_ms = requests[0].timestamp_ms if requests else 0.0
+
+        def early(request: Request) -> float:
+            """Seconds until it may start."""
+            if speed is None:
+                return 0.0
+            due = begin + (request.timestamp_ms - first_ms) / 1000 / speed
+            return due - time.perf_counter()
+
+        # Those whose loads are launched, in order; only the first may be computing.
+        started: deque[tuple[Request, Step]] = deque()
+
+        def serve_first() -> None:
+            self._serve(*started.popleft())
+            progress()
+
         complete = True
         try:
             for request, need in zip(requests, needs):
-                if speed is not None:
-                    due = begin + (request.timestamp_ms - first_ms) / 1000 / speed
-                    while (left := due - time.perf_counter()) > 0 and not stop():
-                        time.sleep(min(left, _PAUSE_SECONDS))
+                while started and (
+                    len(started) > self._ahead or early(request) > 0 or not self.cache.fits(need)
+                ):
+                    serve_first()
+                while (left := early(request)) > 0 and not stop():
+                    time.sleep(min(left, _PAUSE_SECONDS))
                 if stop():
                     complete = False
                     break
-                self._serve(request, need)
-                progress()
+                started.append((request, self._start(need)))
+            while started:
+                serve_first()
             self._finish(sweep=complete and self._verify == "all")
         finally:
             self.totals.seconds = time.perf_counter() - begin
+            self._mover.close()
+            self.totals.traffic = self._mover.traffic()
         return complete
 
-    def _serve(self, request: Request, need: BlockNeed) -> None:
-        totals = self.totals
-        before = (totals.h2d_bytes, totals.d2h_bytes)
+    def _start(self, need: BlockNeed) -> Step:
+        """Gives a request its blocks and launches what has to be in them before it computes."""
         step = self.cache.admit(need)
-        self._transfer(_STORE, step.evict_stores)
-        self._transfer(_LOAD, step.loads)
+        self._mover.store(step.evict_stores)
+        self._mover.load(step.loads)
+        self.totals.stores += len(step.evict_stores)
+        self.totals.loads += len(step.loads)
+        return step
+
+    def _serve(self, request: Request, step: Step) -> None:
+        totals = self.totals
         where = f"request {totals.requests + 1} (line {request.line})"
         self._compute(where, self._items(step.resident, {key for key, _ in step.computed}))
         self._compute(where, self._private_items(step.private))
-        self._transfer(_STORE, step.stores)
-        device_used = len(self.cache.device) + len(step.private)
+        self._mover.store(step.stores)
+        totals.stores += len(step.stores)
+        device_used = self.cache.device.size - len(self.cache.device.free)
         self.cache.finish(step)
 
         totals.requests += 1
@@ -363,40 +338,13 @@ class Replay:
                 len(step.computed),
                 device_used,
                 len(self.cache.host),
-                totals.h2d_bytes - before[0],
-                totals.d2h_bytes - before[1],
+                len(step.loads) * self.sizes.block_bytes,
+                (len(step.evict_stores) + len(step.stores)) * self.sizes.block_bytes,
             )
         )
 
-    def _transfer(self, lane: int, moves: Sequence[Move]) -> None:
-        """Loads or stores `moves` with one call of the operator."""
-        if not moves:
-            return
-        torch, totals = self._torch, self.totals
-        device_blocks = [move.device_block for move in moves]
-        host_blocks = [move.host_block for move in moves]
-        device = (self.device_tensors, torch.tensor(device_blocks))
-        host = (self.host_tensors, torch.tensor(host_blocks))
-        (src, src_ids), (dst, dst_ids) = (host, device) if lane == _LOAD else (device, host)
-        before = self._stats()
-        with self._lanes.enter(lane, device_blocks, host_blocks):
-            start = time.perf_counter_ns()
-            self._swap(src, dst, src_ids, dst_ids)
-            totals.call_us.append((time.perf_counter_ns() - start) / 1000)
-        self._lanes.leave(lane)
-        after = self._stats()
-        if lane == _LOAD:
-            totals.loads += len(moves)
-            totals.h2d_bytes += after.bytes - before.bytes
-        else:
-            totals.stores += len(moves)
-            totals.d2h_bytes += after.bytes - before.bytes
-        totals.calls += 1
-        totals.copies_before += after.copies_before - before.copies_before
-        totals.copies_after += after.copies_after - before.copies_after
-
     def _serial(self, key: BlockKey) -> int:
-        return self._serials.setdefault(key, len(self._serials))
+        return self._serials.setdefault(key, self._first_serial + len(self._serials))
 
     def _items(
         self, resident: Sequence[tuple[BlockKey, int]], computed: set[BlockKey]
@@ -452,7 +400,7 @@ class Replay:
         writes = [row for row, item in enumerate(slot.items) if item.write]
         checks = [row for row, item in enumerate(slot.items) if item.check]
         blocks = [item.block for item in slot.items]
-        with self._lanes.enter(_COMPUTE, blocks, ()):
+        with self._mover.compute(blocks) as slot.done:
             for rows, is_write in ((writes, True), (checks, False)):
                 if not rows:
                     continue
@@ -462,7 +410,6 @@ class Replay:
                     self._swap(slot.written.tensors, self.device_tensors, row_ids, block_ids)
                 else:
                     self._swap(self.device_tensors, slot.read.tensors, block_ids, row_ids)
-        slot.done = self._lanes.leave(_COMPUTE)
 
     def _settle(self, slot: _Slot) -> None:
         """Waits for `slot` and compares what came back."""
@@ -516,7 +463,7 @@ class Replay:
             self._compute("device pool at the end", self._items(resident, set()))
         for slot in self._slots:
             self._settle(slot)
-        self._lanes.synchronize()
+        self._mover.synchronize()
         self._raise_pending_errors()
         if sweep:
             for chunk in _chunks(self.cache.host.items(), self.sizes.staging_blocks):

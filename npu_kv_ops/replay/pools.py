@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -162,8 +162,11 @@ class TwoTierCache:
 
     A prompt's blocks are looked up on the device, then on the host. Host hits stay on the host as
     well. Afterwards the head of the prompt counts as used later than its tail, so LRU drops tails
-    before heads and what is left of a prompt is a prefix. Blocks of the request at hand are never
-    evicted, and host blocks that it reads or writes neither. Not thread-safe.
+    before heads and what is left of a prompt is a prefix.
+
+    A request is at hand from `admit` to `finish`, and several may be at once. Their device blocks
+    are never evicted. Host blocks may be reused as soon as the moves of a step are ordered behind
+    those of the steps before it. Not thread-safe.
     """
 
     def __init__(self, device_blocks: int, host_blocks: int, policy: Policy) -> None:
@@ -172,6 +175,13 @@ class TwoTierCache:
         self.device = LruPool(device_blocks)
         self.host = LruPool(host_blocks)
         self.policy = policy
+        self._in_use: Counter[BlockKey] = Counter()
+        self._private = 0
+
+    def fits(self, need: BlockNeed) -> bool:
+        """Whether the device pool holds the request next to those at hand."""
+        others = len(self._in_use) - sum(1 for key in need.keys if key in self._in_use)
+        return need.total + others + self._private <= self.device.size
 
     def _store(
         self, leaving: Sequence[tuple[BlockKey, int]], reading: Collection[BlockKey]
@@ -185,16 +195,22 @@ class TwoTierCache:
         return [Move(key, block, host) for (key, block), host in zip(by_block, ids)]
 
     def admit(self, need: BlockNeed) -> Step:
-        """Gives the request its device blocks. `finish` must follow before the next one.
+        """Gives the request its device blocks, until `finish`.
 
         Raises:
-            ValueError: the request needs more blocks than the device pool has.
+            ValueError: the device pool is too small for it, or for it and those at hand.
         """
         if need.total > self.device.size:
             raise ValueError(
                 f"the request needs {need.total} device blocks, the pool has {self.device.size}"
             )
-        keys = set(need.keys)
+        if not self.fits(need):
+            raise ValueError(
+                f"the request needs {need.total} device blocks, which the requests at hand do not "
+                "leave: finish one of them first"
+            )
+        self._in_use.update(need.keys)
+        self._private += need.private
         self.device.touch(reversed(need.keys))
         self.host.touch(reversed(need.keys))
         new = [key for key in need.keys if key not in self.device]
@@ -202,7 +218,7 @@ class TwoTierCache:
         host_room = self.host.size - len(on_host)
         step = Step(device_hits=len(need.keys) - len(new))
 
-        evicted = self.device.make_room(len(new) + need.private, keys)
+        evicted = self.device.make_room(len(new) + need.private, self._in_use)
         if self.policy == "lazy":
             leaving = [item for item in evicted if item[0] not in self.host]
             kept = leaving[max(0, len(leaving) - host_room) :]
@@ -228,5 +244,10 @@ class TwoTierCache:
         return step
 
     def finish(self, step: Step) -> None:
-        """Frees what only this request could use."""
+        """Frees what only this request could use, and lets its other blocks be evicted."""
         self.device.free.give_back(step.private)
+        self._private -= len(step.private)
+        for key, _ in step.resident:
+            self._in_use[key] -= 1
+            if not self._in_use[key]:
+                del self._in_use[key]

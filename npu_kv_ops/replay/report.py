@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .engine import Totals
+
+if TYPE_CHECKING:
+    from npu_kv_ops import CopyBackendStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -27,7 +31,11 @@ def _percentile(values: list[float], percent: int) -> float | None:
 
 
 def as_json(totals: Totals, runtime: str) -> dict[str, Any]:
-    """The object that `--json` writes. Percentiles are None if no call was made."""
+    """The object that `--json` writes. Percentiles are None if no call was made.
+
+    `scheduler` holds the counters of both lanes of the copy backend, None where it was not used.
+    """
+    traffic = totals.traffic
     return {
         "requests": totals.requests,
         "device_hits": totals.device_hits,
@@ -35,21 +43,43 @@ def as_json(totals: Totals, runtime: str) -> dict[str, Any]:
         "misses": totals.misses,
         "stores": totals.stores,
         "loads": totals.loads,
-        "h2d_bytes": totals.h2d_bytes,
-        "d2h_bytes": totals.d2h_bytes,
-        "copies_before": totals.copies_before,
-        "copies_after": totals.copies_after,
-        "call_us_p50": _percentile(totals.call_us, 50),
-        "call_us_p99": _percentile(totals.call_us, 99),
+        "h2d_bytes": traffic.h2d_bytes,
+        "d2h_bytes": traffic.d2h_bytes,
+        "copies_before": traffic.copies_before,
+        "copies_after": traffic.copies_after,
+        "call_us_p50": _percentile(traffic.call_us, 50),
+        "call_us_p99": _percentile(traffic.call_us, 99),
         "mismatches": totals.mismatches,
         "runtime": runtime,
         "seconds": round(totals.seconds, 3),
+        "scheduler": None if traffic.lanes is None else dataclasses.asdict(traffic.lanes),
     }
 
 
 def write_json(path: Path, totals: Totals, runtime: str) -> None:
     """Writes `as_json` to `path`."""
     path.write_text(json.dumps(as_json(totals, runtime), indent=2) + "\n", encoding="utf-8")
+
+
+def _scheduler_rows(lanes: CopyBackendStats) -> list[tuple[str, str]]:
+    rows = [
+        (
+            "queue depth at most",
+            f"{lanes.loads.peak_depth:,} loads, {lanes.stores.peak_depth:,} stores",
+        )
+    ]
+    for name, lane in (("loads", lanes.loads), ("stores", lanes.stores)):
+        for what, p50, p99 in (
+            ("launch to start", lane.launch_us_p50, lane.launch_us_p99),
+            ("start to done", lane.completion_us_p50, lane.completion_us_p99),
+        ):
+            rows.append((f"{name}: {what}", _quantiles(p50, p99) if lane.jobs else "-"))
+    held = f"{lanes.loads.hazards:,} loads, {lanes.stores.hazards:,} stores"
+    return [*rows, ("held for hazards", held), ("failures", f"{lanes.failures:,}")]
+
+
+def _quantiles(p50: float, p99: float) -> str:
+    return f"p50 {p50:,.1f} us, p99 {p99:,.1f} us"
 
 
 def table_rows(totals: Totals, total_requests: int, verify: str) -> list[tuple[str, str]]:
@@ -62,21 +92,23 @@ def table_rows(totals: Totals, total_requests: int, verify: str) -> list[tuple[s
     served = f"{totals.requests:,}"
     if totals.requests != total_requests:
         served += f" of {total_requests:,}"
-    p50, p99 = _percentile(totals.call_us, 50), _percentile(totals.call_us, 99)
-    moved = totals.h2d_bytes + totals.d2h_bytes
-    fewer = f" ({totals.copies_before / totals.copies_after:.1f}x fewer)" if moved else ""
+    traffic = totals.traffic
+    p50, p99 = _percentile(traffic.call_us, 50), _percentile(traffic.call_us, 99)
+    moved = traffic.h2d_bytes + traffic.d2h_bytes
+    fewer = f" ({traffic.copies_before / traffic.copies_after:.1f}x fewer)" if moved else ""
     rows = [
         ("requests", served),
         ("device hits", share(totals.device_hits)),
         ("host hits", share(totals.host_hits)),
         ("misses", share(totals.misses)),
         ("own blocks (output, unfilled)", f"{totals.private_blocks:,}"),
-        ("stores", f"{totals.stores:,} blocks, {human_bytes(totals.d2h_bytes)} to host"),
-        ("loads", f"{totals.loads:,} blocks, {human_bytes(totals.h2d_bytes)} to device"),
-        ("calls", f"{totals.calls:,}"),
-        ("copies before coalescing", f"{totals.copies_before:,}"),
-        ("copies after coalescing", f"{totals.copies_after:,}{fewer}"),
-        ("host time per call", "-" if p50 is None else f"p50 {p50:,.1f} us, p99 {p99:,.1f} us"),
+        ("stores", f"{totals.stores:,} blocks, {human_bytes(traffic.d2h_bytes)} to host"),
+        ("loads", f"{totals.loads:,} blocks, {human_bytes(traffic.h2d_bytes)} to device"),
+        ("calls", f"{traffic.calls:,}"),
+        ("copies before coalescing", f"{traffic.copies_before:,}"),
+        ("copies after coalescing", f"{traffic.copies_after:,}{fewer}"),
+        ("host time per call", "-" if p50 is None or p99 is None else _quantiles(p50, p99)),
+        *([] if traffic.lanes is None else _scheduler_rows(traffic.lanes)),
         ("seconds", f"{totals.seconds:,.2f}"),
         (
             "bytes per second",

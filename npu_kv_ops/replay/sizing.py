@@ -188,5 +188,8 @@ def choose_sizes(
         if factor > 1 and sizes.block_bytes == sized(factor // 2).block_bytes:
             if shortage is None:
                 return sizes  # as small as blocks get; it merely takes longer
-            raise SizingError(f"{shortage}: lower --device-blocks or --host-blocks")
+            raise SizingError(
+                f"{shortage}: lower --device-blocks or --host-blocks, or raise --block-tokens; the "
+                f"largest request, line {requests[largest].line}, needs {most} device blocks"
+            )
         factor *= 2

@@ -170,6 +170,27 @@ class TorchNpuHook final : public NpuHook {
   }
 
   void release_finished() override { host_memory_in_flight().release_finished(SIZE_MAX); }
+
+  StreamRuntime& runtime() override { return acl_runtime(); }
+
+  StreamRef stream(int device, int64_t stream_id) override {
+    const auto stream = c10_npu::NPUStream::unpack3(
+        stream_id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::PrivateUse1);
+    return {stream.stream(false), device};
+  }
+
+  void run_in_queue(int device, const char* name, std::function<void()> task) override {
+    c10_npu::NPUGuard guard(static_cast<c10::DeviceIndex>(device));
+    at_npu::native::OpCommand::RunOpApiV2(name, [task = std::move(task)]() -> int {
+      task();
+      return 0;
+    });
+  }
+
+  void refuse_capture(StreamRef stream, const char* what) override {
+    TORCH_CHECK(!c10_npu::isStreamCapturingMayInitCtx(static_cast<aclrtStream>(stream.handle)),
+                what, ": the stream captures a graph, which cannot wait for work outside of it");
+  }
 };
 
 struct HookRegistration {

@@ -19,6 +19,13 @@ OptionalAclFunctions look_up_all() {
   look_up(library, "aclrtPointerGetAttributes", &functions.pointer_get_attributes);
   look_up(library, "aclrtMemGetAddressRange", &functions.mem_get_address_range);
   look_up(library, "aclrtQueryEventStatus", &functions.query_event_status);
+  look_up(library, "aclrtEventGetTimestamp", &functions.event_get_timestamp);
+  look_up(library, "aclmdlRICaptureBegin", &functions.capture_begin);
+  look_up(library, "aclmdlRICaptureEnd", &functions.capture_end);
+  look_up(library, "aclmdlRIExecuteAsync", &functions.execute_async);
+  look_up(library, "aclmdlRIDestroy", &functions.destroy_graph);
+  look_up(library, "aclrtCreateStreamWithConfig", &functions.create_stream_with_config);
+  look_up(library, "aclrtSynchronizeStreamWithTimeout", &functions.synchronize_stream_with_timeout);
   look_up(library, "aclGetRecentErrMsg", &functions.get_recent_err_msg);
   return functions;
 }

@@ -13,6 +13,13 @@ struct OptionalAclFunctions {
   decltype(&aclrtPointerGetAttributes) pointer_get_attributes = nullptr;
   decltype(&aclrtMemGetAddressRange) mem_get_address_range = nullptr;
   decltype(&aclrtQueryEventStatus) query_event_status = nullptr;
+  decltype(&aclrtEventGetTimestamp) event_get_timestamp = nullptr;
+  decltype(&aclmdlRICaptureBegin) capture_begin = nullptr;
+  decltype(&aclmdlRICaptureEnd) capture_end = nullptr;
+  decltype(&aclmdlRIExecuteAsync) execute_async = nullptr;
+  decltype(&aclmdlRIDestroy) destroy_graph = nullptr;
+  decltype(&aclrtCreateStreamWithConfig) create_stream_with_config = nullptr;
+  decltype(&aclrtSynchronizeStreamWithTimeout) synchronize_stream_with_timeout = nullptr;
   decltype(&aclGetRecentErrMsg) get_recent_err_msg = nullptr;
 };
 

@@ -9,6 +9,9 @@
 namespace npu_kv {
 namespace {
 
+constexpr uint32_t kLowestPriority = 7;
+static_assert(kTimedOut == ACL_ERROR_RT_STREAM_SYNC_TIMEOUT);
+
 aclrtMemcpyKind kind_of(Direction direction) {
   switch (direction) {
     case Direction::kHostToDevice:
@@ -39,6 +42,11 @@ std::string describe(const Descriptors& copies, size_t i, Direction direction) {
 }
 
 static_assert(kNotSupported == ACL_ERROR_RT_FEATURE_NOT_SUPPORT);
+
+Status checked(const char* call, aclError code) {
+  if (code == ACL_SUCCESS) return {};
+  return {code, acl_error_text(call, code)};
+}
 
 bool is_not_supported(aclError code) {
   return code == ACL_ERROR_RT_FEATURE_NOT_SUPPORT || code == ACL_ERROR_API_NOT_SUPPORT;
@@ -82,7 +90,7 @@ Status AclRuntime::copy_batch(const Descriptors& copies, Direction direction, St
   }
   std::string text = acl_error_text("aclrtMemcpyBatchAsync", code);
   if (failed < copies.count) text += " (" + describe(copies, failed, direction) + ")";
-  return {code, text};
+  return {code, text, failed};
 }
 
 Status AclRuntime::copy_singly(const Descriptors& copies, Direction direction, StreamRef stream) {
@@ -92,8 +100,10 @@ Status AclRuntime::copy_singly(const Descriptors& copies, Direction direction, S
         aclrtMemcpyAsync(copies.dst[i], copies.size[i], copies.src[i], copies.size[i], kind,
                          static_cast<aclrtStream>(stream.handle));
     if (code != ACL_SUCCESS) {
-      return {code, acl_error_text("aclrtMemcpyAsync", code) + " (" +
-                        describe(copies, i, direction) + ")"};
+      return {
+          code,
+          acl_error_text("aclrtMemcpyAsync", code) + " (" + describe(copies, i, direction) + ")",
+          i};
     }
   }
   return {};
@@ -131,6 +141,104 @@ Status AclRuntime::allocation_of(const void* address, MemoryRange* range) {
   range->begin = static_cast<const char*>(begin);
   return {};
 }
+
+Status AclRuntime::use_device(int device) {
+  return checked("aclrtSetDevice", aclrtSetDevice(device));
+}
+
+Status AclRuntime::create_stream(int device, StreamRef* stream) {
+  aclrtStream raw = nullptr;
+  const auto with_config = optional_acl_functions().create_stream_with_config;
+  const Status status = with_config != nullptr
+                            ? checked("aclrtCreateStreamWithConfig",
+                                      with_config(&raw, kLowestPriority,
+                                                  ACL_STREAM_FAST_LAUNCH | ACL_STREAM_FAST_SYNC))
+                            : checked("aclrtCreateStream", aclrtCreateStream(&raw));
+  *stream = {raw, device};
+  return status;
+}
+
+void AclRuntime::destroy_stream(StreamRef stream) {
+  (void)aclrtDestroyStream(static_cast<aclrtStream>(stream.handle));
+}
+
+Status AclRuntime::create_event(void** event) {
+  // The kind that snapshots: a wait takes the latest record, and the event may be recorded anew.
+  return checked("aclrtCreateEventExWithFlag",
+                 aclrtCreateEventExWithFlag(event, ACL_EVENT_SYNC | ACL_EVENT_TIME_LINE));
+}
+
+void AclRuntime::destroy_event(void* event) { (void)aclrtDestroyEvent(event); }
+
+Status AclRuntime::record_event(void* event, StreamRef stream) {
+  return checked("aclrtRecordEvent",
+                 aclrtRecordEvent(event, static_cast<aclrtStream>(stream.handle)));
+}
+
+Status AclRuntime::wait_event(StreamRef stream, void* event) {
+  return checked("aclrtStreamWaitEvent",
+                 aclrtStreamWaitEvent(static_cast<aclrtStream>(stream.handle), event));
+}
+
+Status AclRuntime::event_state(void* event, EventState* state) {
+  const auto query = optional_acl_functions().query_event_status;
+  aclrtEventRecordedStatus recorded = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+  if (query != nullptr) {
+    const aclError code = query(event, &recorded);
+    if (code != ACL_SUCCESS) return checked("aclrtQueryEventStatus", code);
+    if (recorded == ACL_EVENT_RECORDED_STATUS_NOT_READY) {
+      *state = EventState::kPending;
+      return {};
+    }
+  }
+  // A query does not tell whether the work before the event has failed; a synchronise does, and
+  // does not wait once the event is complete.
+  *state = EventState::kDone;
+  return checked("aclrtSynchronizeEvent", aclrtSynchronizeEvent(event));
+}
+
+Status AclRuntime::event_timestamp(void* event, uint64_t* microseconds) {
+  const auto timestamp = optional_acl_functions().event_get_timestamp;
+  if (timestamp == nullptr) {
+    return {ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "the runtime has no aclrtEventGetTimestamp"};
+  }
+  return checked("aclrtEventGetTimestamp", timestamp(event, microseconds));
+}
+
+Status AclRuntime::synchronize_stream(StreamRef stream, int timeout_ms) {
+  auto raw = static_cast<aclrtStream>(stream.handle);
+  const auto with_timeout = optional_acl_functions().synchronize_stream_with_timeout;
+  if (with_timeout == nullptr)
+    return checked("aclrtSynchronizeStream", aclrtSynchronizeStream(raw));
+  return checked("aclrtSynchronizeStreamWithTimeout", with_timeout(raw, timeout_ms));
+}
+
+Status AclRuntime::begin_capture(StreamRef stream) {
+  const OptionalAclFunctions& acl = optional_acl_functions();
+  if (acl.capture_begin == nullptr || acl.capture_end == nullptr || acl.execute_async == nullptr ||
+      acl.destroy_graph == nullptr) {
+    return {kNotSupported, "the runtime has no graphs (aclmdlRICaptureBegin and its like)"};
+  }
+  // Relaxed: nothing that other threads do meanwhile is forbidden on account of this capture.
+  return checked("aclmdlRICaptureBegin", acl.capture_begin(static_cast<aclrtStream>(stream.handle),
+                                                           ACL_MODEL_RI_CAPTURE_MODE_RELAXED));
+}
+
+Status AclRuntime::end_capture(StreamRef stream, void** graph) {
+  aclmdlRI captured = nullptr;
+  const Status status = checked(
+      "aclmdlRICaptureEnd",
+      optional_acl_functions().capture_end(static_cast<aclrtStream>(stream.handle), &captured));
+  *graph = captured;
+  return status;
+}
+
+Status AclRuntime::execute_graph(void* graph, StreamRef stream) {
+  return checked("aclmdlRIExecuteAsync", optional_acl_functions().execute_async(
+                                             graph, static_cast<aclrtStream>(stream.handle)));
+}
+
+void AclRuntime::destroy_graph(void* graph) { (void)optional_acl_functions().destroy_graph(graph); }
 
 AclRuntime& acl_runtime() {
   // Never destroyed: the task queue's thread may still copy while the process ends.

@@ -3,16 +3,31 @@
 
 #include <atomic>
 
-#include "runtime/runtime.h"
+#include "runtime/stream_runtime.h"
 
 namespace npu_kv {
 
-class AclRuntime final : public Runtime {
+class AclRuntime final : public StreamRuntime {
  public:
   const char* name() const override { return "acl"; }
   size_t batch_limit() const override;
   Status copy(const Descriptors& copies, Direction direction, StreamRef stream) override;
   Status place_of(const void* address, MemoryPlace* place) override;
+
+  Status use_device(int device) override;
+  Status create_stream(int device, StreamRef* stream) override;
+  void destroy_stream(StreamRef stream) override;
+  Status create_event(void** event) override;
+  void destroy_event(void* event) override;
+  Status record_event(void* event, StreamRef stream) override;
+  Status wait_event(StreamRef stream, void* event) override;
+  Status event_state(void* event, EventState* state) override;
+  Status event_timestamp(void* event, uint64_t* microseconds) override;
+  Status synchronize_stream(StreamRef stream, int timeout_ms) override;
+  Status begin_capture(StreamRef stream) override;
+  Status end_capture(StreamRef stream, void** graph) override;
+  Status execute_graph(void* graph, StreamRef stream) override;
+  void destroy_graph(void* graph) override;
   Status allocation_of(const void* address, MemoryRange* range) override;
 
  private:
