@@ -25,6 +25,7 @@ from .checks import Result
 _BLOCK_BYTES = 4096
 _BLOCKS = 8
 _CALLBACK_SECONDS = 10.0
+_TRANSFER_SECONDS = 30.0
 _SETTLE_SECONDS = 0.1
 _ACL_EVENT_EXTERNAL = 0x20
 _ACL_LOCATION_HOST, _ACL_LOCATION_DEVICE = 0, 1
@@ -306,6 +307,29 @@ def check_capture() -> str:
     return "2 blocks captured in an NPUGraph, replayed twice, compared"
 
 
+def check_copy_backend() -> str:
+    """A store behind an event and a load behind the store, as jobs and as graphs."""
+    from npu_kv_ops import copy_backend
+
+    host = _pinned(3)
+    device = _pattern(60).to("npu")
+    expected = _pattern(60)
+    written = _npu().Event()
+    written.record()
+    events: list[tuple[int, copy_backend.TransferEvent]] = []
+    with copy_backend.NPUDmaCopyBackend() as backend:
+        backend.init([device], [host])
+        backend.launch_copy([0, 3, 5], [6, 1, 2], True, 0, events, written)
+        backend.launch_copy([6, 2], [1, 7], False, 1, events)
+        backend.launch_graph(backend.capture([7], [4], True), 2, events)
+        backend.launch_graph(backend.capture([4], [2], False), 3, events)
+        for _, event in events:
+            event.synchronize(_TRANSFER_SECONDS)
+    expected[[1, 7, 2]] = _pattern(60)[[0, 5, 5]]
+    _require_equal(device.cpu(), expected, "4 transfers of the copy backend")
+    return "2 stores and 2 loads of common blocks in order, half of them graphs, compared"
+
+
 Check = Callable[[], str]
 
 HOST_CHECKS: dict[str, tuple[Check, bool]] = {"host copies": (check_host_copies, True)}
@@ -317,6 +341,7 @@ DEVICE_CHECKS: dict[str, tuple[Check, bool]] = {
     "host callbacks": (check_host_callbacks, False),
     "external events": (check_external_events, False),
     "capture": (check_capture, False),
+    "copy backend": (check_copy_backend, False),
 }
 """Name of each check, the check, and whether it is essential (on the device: if there is one)."""
 

@@ -116,6 +116,15 @@ std::shared_ptr<CopyScheduler> start(Pools& pools, StreamRuntime& runtime) {
   return scheduler;
 }
 
+std::shared_ptr<CopyScheduler> start_with_stores_on(Pools& pools, aclrtStream stream) {
+  auto options = pools.options();
+  options.own_streams[static_cast<int>(Lane::kStore)] = false;
+  options.streams[static_cast<int>(Lane::kStore)] = {stream, 0};
+  std::shared_ptr<CopyScheduler> scheduler;
+  CHECK(CopyScheduler::start(acl_runtime(), options, &scheduler).ok());
+  return scheduler;
+}
+
 std::shared_ptr<const CopyPlan> plan(const CopyScheduler& scheduler, Lane lane,
                                      const std::vector<int64_t>& src,
                                      const std::vector<int64_t>& dst) {
@@ -417,11 +426,7 @@ TEST(jobs_that_may_hold_the_failed_copy_fail_with_it) {
   DeviceSession session;
   Pools pools(8, 8, true);
   StalledStream stalled;
-  auto options = pools.options();
-  options.own_streams[static_cast<int>(Lane::kStore)] = false;
-  options.streams[static_cast<int>(Lane::kStore)] = {stalled, 0};
-  std::shared_ptr<CopyScheduler> scheduler;
-  CHECK(CopyScheduler::start(acl_runtime(), options, &scheduler).ok());
+  auto scheduler = start_with_stores_on(pools, stalled);
   // The third copy on the stream fails: the runtime tells that of the stream, not of the job.
   CHECK_EQUAL(npu_sim_fail_copy(7, 507013), 0);
   std::vector<std::shared_ptr<CopyJob>> jobs;
@@ -440,11 +445,7 @@ TEST(a_job_without_an_event_is_done_when_its_stream_is_at_rest) {
   DeviceSession session;
   Pools pools(8, 8, true);
   StalledStream stalled;
-  auto options = pools.options();
-  options.own_streams[static_cast<int>(Lane::kStore)] = false;
-  options.streams[static_cast<int>(Lane::kStore)] = {stalled, 0};
-  std::shared_ptr<CopyScheduler> scheduler;
-  CHECK(CopyScheduler::start(acl_runtime(), options, &scheduler).ok());
+  auto scheduler = start_with_stores_on(pools, stalled);
   CHECK_EQUAL(npu_sim_fail_call("aclrtRecordEvent", 1, 507899, 1), 0);
   auto job = submit(*scheduler, Lane::kStore, {1}, {2});
   auto same_block = submit(*scheduler, Lane::kLoad, {2}, {3});
@@ -541,11 +542,7 @@ TEST(waiting_and_shutting_down_end_when_their_time_is_over) {
   DeviceSession session;
   Pools pools(8, 8, true);
   StalledStream stalled;
-  auto options = pools.options();
-  options.own_streams[static_cast<int>(Lane::kStore)] = false;
-  options.streams[static_cast<int>(Lane::kStore)] = {stalled, 0};
-  std::shared_ptr<CopyScheduler> scheduler;
-  CHECK(CopyScheduler::start(acl_runtime(), options, &scheduler).ok());
+  auto scheduler = start_with_stores_on(pools, stalled);
   auto job = submit(*scheduler, Lane::kStore, {1}, {2});
   CHECK(!scheduler->wait(*job, 50ms));
   CHECK(!scheduler->drain(50ms));
@@ -561,11 +558,7 @@ TEST(abandoning_fails_what_is_not_done) {
   DeviceSession session;
   Pools pools(8, 8, true);
   StalledStream stalled;
-  auto options = pools.options();
-  options.own_streams[static_cast<int>(Lane::kStore)] = false;
-  options.streams[static_cast<int>(Lane::kStore)] = {stalled, 0};
-  std::shared_ptr<CopyScheduler> scheduler;
-  CHECK(CopyScheduler::start(acl_runtime(), options, &scheduler).ok());
+  auto scheduler = start_with_stores_on(pools, stalled);
   auto job = submit(*scheduler, Lane::kStore, {1}, {2});
   CHECK(!scheduler->wait(*job, 20ms));
   scheduler->abandon();
