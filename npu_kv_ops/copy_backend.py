@@ -175,6 +175,8 @@ class TransferEvent:
             RuntimeError: one of them is not done, or the runtime keeps no time.
         """
         _check_process(self._pid)
+        if not isinstance(other, TransferEvent):
+            raise TypeError(f"other is a {type(other).__name__}, allowed is TransferEvent")
         elapsed = self._core.elapsed_ms(other._core)
         if elapsed is None:
             raise RuntimeError(
@@ -205,8 +207,11 @@ class CopyTrace:
     """A running :meth:`NPUDmaCopyBackend.trace`; :meth:`stop` or a ``with`` block ends it."""
 
     def __init__(self, core: _C.CopyBackend, path: str | os.PathLike[str]) -> None:
+        with open(path, "w", encoding="utf-8"):
+            pass  # one that cannot be written is found now
         self.path = path
         self._core = core
+        self._pid = os.getpid()
         self._running = True
         self._timeline = contextlib.ExitStack()
         self._tasks: list[simulator.TaskRecord] = []
@@ -216,6 +221,7 @@ class CopyTrace:
 
     def stop(self) -> None:
         """Write the file, without jobs that are not done yet. Does nothing the second time."""
+        _check_process(self._pid)
         if not self._running:
             return
         self._running = False
@@ -321,12 +327,14 @@ class NPUDmaCopyBackend:
             IndexError: an id beyond its pool.
             ValueError: lists of different length, a destination named twice.
             TypeError: ids or an event of another kind.
-            RuntimeError: before ``init``, after ``shutdown``, or in a forked child.
+            RuntimeError: before ``init``, after ``shutdown``, in a forked child, or with a
+                ``wait_event`` while the current stream captures a graph.
 
         When it raises, nothing was queued and ``events_list`` is as it was.
         """
         core = self._live()
         append = events_list.append
+        _check_is_store(is_store)
         event = core.launch(
             block_ids("src_blocks", src_blocks),
             block_ids("dst_blocks", dst_blocks),
@@ -347,6 +355,7 @@ class NPUDmaCopyBackend:
             TransferError: the runtime cannot capture, or a graph cannot hold so many copies.
         """
         core = self._live()
+        _check_is_store(is_store)
         plan = core.plan(
             block_ids("src_blocks", src_blocks), block_ids("dst_blocks", dst_blocks), is_store
         )
@@ -407,6 +416,8 @@ class NPUDmaCopyBackend:
             RuntimeError: a trace of this backend is running, or the backend is not.
         """
         core = self._live()
+        if self._finalizer is None or not self._finalizer.alive:
+            raise RuntimeError("the copy backend was shut down")
         if self._trace is not None and self._trace._running:
             raise RuntimeError(f"a trace to {self._trace.path} is running; stop it first")
         self._trace = CopyTrace(core, path)
@@ -425,11 +436,11 @@ class NPUDmaCopyBackend:
             return
         if not self._core.shutdown(timeout_seconds(timeout)):
             raise TimeoutError(f"the copy backend has not finished its transfers after {timeout} s")
-        if self._trace is not None:
-            self._trace.stop()
         self._pools = None
         self._finalizer.detach()
         _running.pop(self._core, None)
+        if self._trace is not None:
+            self._trace.stop()
 
     def __enter__(self) -> NPUDmaCopyBackend:
         return self
@@ -440,7 +451,12 @@ class NPUDmaCopyBackend:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.shutdown()
+        if kind is None:
+            self.shutdown()
+            return
+        # The exception goes on; a transfer that does not end must not hide it.
+        with contextlib.suppress(TimeoutError):
+            self.shutdown(_EXIT_TIMEOUT_S)
 
     def _live(self) -> _C.CopyBackend:
         _check_process(self._pid)
@@ -453,11 +469,26 @@ class NPUDmaCopyBackend:
             return 0
         if not isinstance(event, npu.Event) or isinstance(event, npu.ExternalEvent):
             raise TypeError(f"wait_event is a {type(event).__name__}, allowed is torch.npu.Event")
+        if event.device is not None and event.device != self.device:
+            raise ValueError(f"wait_event is on {event.device}, allowed is {self.device}")
+        if npu.is_current_stream_capturing():
+            raise RuntimeError(
+                "wait_event: the current stream captures a graph, which the transfer would become "
+                "a part of; launch transfers before or after the capture"
+            )
         # 0 until the first record: an event that was never recorded orders nothing.
         return int(event.npu_event)
 
 
+def _check_is_store(is_store: object) -> None:
+    # None or an event in its place would silently be a direction.
+    if not isinstance(is_store, bool):
+        raise TypeError(f"is_store is {is_store!r}, allowed are True and False")
+
+
 _running: dict[_C.CopyBackend, weakref.finalize[Any, Any]] = {}
+# Pools that the device may still copy to and from: never freed.
+_given_up: list[tuple[object, ...]] = []
 
 
 @atexit.register
@@ -471,6 +502,7 @@ def _finish(core: _C.CopyBackend, pid: int, held: tuple[object, ...]) -> None:
     _running.pop(core, None)
     if os.getpid() == pid and not core.shutdown(_EXIT_TIMEOUT_S):
         core.abandon()
+        _given_up.append(held)
 
 
 def _check_process(pid: int) -> None:

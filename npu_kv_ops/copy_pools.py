@@ -102,8 +102,8 @@ def stream_id(argument: str, stream: Any, device: torch.device) -> int | None:
 
 def timeout_seconds(timeout: float | None) -> float | None:
     """Return the timeout if it is one."""
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout is {timeout}, allowed are None and seconds from 0")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+        raise ValueError(f"timeout is {timeout!r}, allowed are None and seconds from 0")
     return timeout
 
 

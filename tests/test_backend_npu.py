@@ -16,7 +16,7 @@ import torch
 from backend_pools import WAIT_S, Events, Pools, backend_on, load, store
 from conftest import eventually
 
-from npu_kv_ops import NPUDmaCopyBackend, TransferError
+from npu_kv_ops import NPUDmaCopyBackend, TransferError, copy_backend
 
 if TYPE_CHECKING:
     from conftest import RunScript
@@ -648,6 +648,161 @@ def test_the_backend_ends_before_what_torch_npu_has_registered(run_script: RunSc
         """
     )
     assert done.stdout.split() == ["backend", "torch_npu", "weakref"]
+
+
+def test_an_exception_leaves_the_with_block_although_a_transfer_does_not_end(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_backend, "_EXIT_TIMEOUT_S", 0.1)
+    pools = Pools()
+    lane = torch.npu.Stream()
+    with sim.stall(lane.npu_stream), NPUDmaCopyBackend() as backend:
+        backend.init(pools.npu, pools.cpu, store_stream=lane)
+        with pytest.raises(TimeoutError, match=r"0\.01 s"), backend:
+            store(backend, [1], [2]).synchronize(0.01)
+        # The outer block ends well, when the stall has ended.
+        sim.clear_faults()
+
+
+def test_pools_of_a_backend_that_was_given_up_are_not_freed(
+    sim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device may still write to them."""
+    monkeypatch.setattr(copy_backend, "_EXIT_TIMEOUT_S", 0.05)
+    pools = Pools()
+    held = [weakref.ref(tensor) for tensor in (*pools.npu, *pools.cpu)]
+    lane = torch.npu.Stream()
+    with sim.stall(lane.npu_stream):
+        backend = NPUDmaCopyBackend()
+        backend.init(pools.npu, pools.cpu, load_stream=lane)
+        load(backend, [1], [2])
+        del backend, pools
+        gc.collect()
+        assert all(tensor() is not None for tensor in held)
+    copy_backend._given_up.clear()
+
+
+def test_a_wait_ends_at_a_signal(run_script: RunScript) -> None:
+    done = run_script(
+        """
+        import os, signal, threading, torch, npu_kv_ops as kv
+        from npu_kv_ops import simulator
+        npu, cpu = torch.zeros(4, 8, device="npu"), kv.empty_pinned((4, 8), dtype=torch.float32)
+        lane = torch.npu.Stream()
+        backend = kv.NPUDmaCopyBackend()
+        backend.init([npu], [cpu], store_stream=lane)
+        stall, events = simulator.stall(lane.npu_stream), []
+        backend.launch_copy([1], [1], True, 0, events)
+        for wait in (events[0][1].synchronize, backend.synchronize, backend.shutdown):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                wait()
+            except KeyboardInterrupt:
+                print("interrupted")
+        stall.release()
+        backend.shutdown(60)
+        """
+    )
+    assert done.stdout.split() == ["interrupted"] * 3
+
+
+def test_a_slow_store_holds_up_nobody_where_the_runtime_cannot_stop_waiting(
+    run_script: RunScript,
+) -> None:
+    done = run_script(
+        """
+        from npu_kv_ops import simulator
+        simulator.activate(without=["aclrtSynchronizeStreamWithTimeout"])
+        import time, torch, npu_kv_ops as kv
+        npu, cpu = torch.zeros(4, 8, device="npu"), kv.empty_pinned((4, 8), dtype=torch.float32)
+        lane = torch.npu.Stream()
+        with kv.NPUDmaCopyBackend() as backend:
+            backend.init([npu], [cpu], store_stream=lane)
+            stall, events = simulator.stall(lane.npu_stream), []
+            backend.launch_copy([1], [1], True, 0, events)
+            time.sleep(0.3)  # until the stream is asked what it is doing
+            backend.launch_copy([2], [2], False, 1, events)
+            events[1][1].synchronize(30)
+            print("store done:", events[0][1].query())
+            stall.release()
+        """,
+        runtime=None,
+    )
+    assert "store done: False" in done.stdout
+
+
+def test_launching_with_an_event_during_a_capture_is_refused(run_script: RunScript) -> None:
+    done = run_script(
+        """
+        import torch, npu_kv_ops as kv
+        npu, cpu = torch.zeros(4, 8, device="npu"), kv.empty_pinned((4, 8), dtype=torch.float32)
+        with kv.NPUDmaCopyBackend() as backend:
+            backend.init([npu], [cpu])
+            graph, events, event = torch.npu.NPUGraph(), [], torch.npu.Event()
+            with torch.npu.graph(graph):
+                event.record()
+                try:
+                    backend.launch_copy([1], [1], True, 0, events, event)
+                except RuntimeError as error:
+                    print(error)
+                backend.launch_copy([1], [2], True, 1, events)
+            events[0][1].synchronize(60)
+            graph.replay()
+            torch.npu.synchronize()
+            print("usable", len(events))
+        """
+    )
+    assert "wait_event: the current stream captures a graph" in done.stdout
+    assert "usable 1" in done.stdout
+
+
+def test_what_is_no_direction_is_refused() -> None:
+    pools = Pools()
+    with backend_on(pools) as backend:
+        for use in (
+            lambda: backend.launch_copy([1], [2], None, 0, []),  # type: ignore[arg-type]
+            lambda: backend.capture([1], [2], 1),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(TypeError, match="is_store is"):
+                use()
+
+
+def test_an_event_of_another_device_is_refused() -> None:
+    pools = Pools()
+    with torch.npu.device(1):
+        event = recorded()
+    with backend_on(pools) as backend, pytest.raises(ValueError, match="wait_event is on npu:1"):
+        store(backend, [1], [2], event)
+
+
+def test_a_stream_waits_from_a_thread_with_another_device() -> None:
+    pools = Pools("npu:1")
+    with backend_on(pools) as backend:
+        job = store(backend, [1], [2])
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                job.wait()
+            except BaseException as error:
+                errors.append(error)
+
+        job.wait()
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(WAIT_S)
+        assert not errors
+        job.synchronize(WAIT_S)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_its_begin(tmp_path: Path) -> None:
+    pools = Pools()
+    with backend_on(pools) as backend:
+        with pytest.raises(FileNotFoundError):
+            backend.trace(tmp_path / "none" / "trace.json")
+        backend.trace(tmp_path / "trace.json").stop()
+    with pytest.raises(RuntimeError, match="shut down"):
+        backend.trace(tmp_path / "trace.json")
 
 
 def test_two_devices_at_once() -> None:

@@ -35,6 +35,26 @@ std::chrono::nanoseconds to_timeout(std::optional<double> seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::fmin(*seconds, 3e9) * 1e9));
 }
 
+// Waits without the GIL and looks for signals in between, so that Ctrl-C ends a wait without a
+// timeout. `wait` takes the time it may take and returns whether what it waits for is there.
+template <typename Wait>
+bool wait_for_signals_too(std::optional<double> seconds, Wait wait) {
+  constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(100);
+  const std::chrono::nanoseconds timeout = to_timeout(seconds);
+  const auto start = Clock::now();
+  for (;;) {
+    std::chrono::nanoseconds left = kSlice;
+    if (timeout.count() >= 0) left = std::min(kSlice, timeout - (Clock::now() - start));
+    left = std::max(left, std::chrono::nanoseconds(0));
+    {
+      py::gil_scoped_release no_gil;
+      if (wait(left)) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (timeout.count() >= 0 && Clock::now() - start >= timeout) return false;
+  }
+}
+
 std::vector<BlockLayout> to_layouts(const std::vector<LayoutTuple>& tuples, Place place) {
   std::vector<BlockLayout> layouts;
   layouts.reserve(tuples.size());
@@ -138,7 +158,8 @@ class CopyEvent {
 
   // False when the time is over.
   bool synchronize(std::optional<double> seconds) {
-    if (!scheduler_->wait(*job_, to_timeout(seconds))) return false;
+    auto wait = [&](std::chrono::nanoseconds left) { return scheduler_->wait(*job_, left); };
+    if (!wait_for_signals_too(seconds, wait)) return false;
     throw_if_failed();
     return true;
   }
@@ -276,8 +297,14 @@ class CopyBackend {
     return {scheduler_, job};
   }
 
-  bool drain(std::optional<double> seconds) { return scheduler_->drain(to_timeout(seconds)); }
-  bool shutdown(std::optional<double> seconds) { return scheduler_->shutdown(to_timeout(seconds)); }
+  bool drain(std::optional<double> seconds) {
+    return wait_for_signals_too(
+        seconds, [&](std::chrono::nanoseconds left) { return scheduler_->drain(left); });
+  }
+  bool shutdown(std::optional<double> seconds) {
+    return wait_for_signals_too(
+        seconds, [&](std::chrono::nanoseconds left) { return scheduler_->shutdown(left); });
+  }
   void abandon() { scheduler_->abandon(); }
 
   py::dict stats(bool is_store) const {
@@ -373,7 +400,7 @@ void bind_copy_backend(py::module_& m) {
       .def_property_readonly("copies", [](const CopyPlan& plan) { return plan.size.copies_after; });
   py::class_<CopyEvent>(m, "CopyEvent")
       .def("query", &CopyEvent::query, NoGil())
-      .def("synchronize", &CopyEvent::synchronize, py::arg("timeout"), NoGil())
+      .def("synchronize", &CopyEvent::synchronize, py::arg("timeout"))
       .def("wait", &CopyEvent::wait, py::arg("stream_id"), NoGil())
       .def("elapsed_ms", &CopyEvent::elapsed_ms, py::arg("end"), NoGil());
   py::class_<CopyBackend>(m, "CopyBackend")
@@ -404,8 +431,8 @@ void bind_copy_backend(py::module_& m) {
       .def("stream_handles", &CopyBackend::stream_handles)
       .def("start_trace", &CopyBackend::start_trace, py::arg("most"), NoGil())
       .def("stop_trace", &CopyBackend::stop_trace)
-      .def("drain", &CopyBackend::drain, py::arg("timeout"), NoGil())
-      .def("shutdown", &CopyBackend::shutdown, py::arg("timeout"), NoGil())
+      .def("drain", &CopyBackend::drain, py::arg("timeout"))
+      .def("shutdown", &CopyBackend::shutdown, py::arg("timeout"))
       .def("abandon", &CopyBackend::abandon, NoGil())
       .def("stats", &CopyBackend::stats, py::arg("is_store"));
 }

@@ -41,8 +41,9 @@ class StreamRuntime : public Runtime {
   virtual Status synchronize_stream(StreamRef stream, int timeout_ms) = 0;
 
   // Copies issued between the two are recorded instead, for execute_graph. A capture that went
-  // wrong ends with an error and a null graph. Other threads may go on with blocking calls
-  // meanwhile. All answer kNotSupported where the runtime has no graphs.
+  // wrong ends with an error and a null graph. Other threads may go on with blocking copies
+  // meanwhile, and may not synchronise the device. All answer kNotSupported where the runtime has
+  // no graphs.
   virtual Status begin_capture(StreamRef stream) = 0;
   virtual Status end_capture(StreamRef stream, void** graph) = 0;
   virtual Status execute_graph(void* graph, StreamRef stream) = 0;

@@ -19,6 +19,9 @@ constexpr auto kReapEvery = 200us;
 // A job that makes no progress for so long: its stream is asked whether it has failed.
 constexpr auto kProbeAfter = 100ms;
 constexpr int kProbeTimeoutMs = 1;
+// How long the copies of a lane that has failed may take to come to rest before their jobs count as
+// failed and their blocks as free.
+constexpr int kSettleTimeoutMs = 1000;
 // Loads go first, but a steady flow of them does not starve the stores.
 constexpr int kMostLoadsInARow = 4;
 // How long abandon() lets the thread finish the call it is in.
@@ -120,7 +123,7 @@ void CopyScheduler::run() {
   run_jobs(lock);
   stopping_ = true;
   const bool abandoned = abandoned_;
-  if (abandoned) fail_everything({-1, "the process ends"});
+  if (abandoned) fail_everything({-1, "the copy backend was given up before the job was done"});
   lock.unlock();
   if (!abandoned) {
     destroy_streams();
@@ -296,12 +299,16 @@ void CopyScheduler::reap() {
       if (event) status = runtime_.event_state(event.get(), &state);
       const bool pending = status.ok() && state == EventState::kPending;
       if (pending && probe) status = runtime_.synchronize_stream(stream(lane), kProbeTimeoutMs);
+      const bool wait_on = pending && (!probe || status.code() == kTimedOut);
+      if (!wait_on && !status.ok()) {
+        (void)runtime_.synchronize_stream(stream(lane), kSettleTimeoutMs);
+      }
       uint64_t reached_us = 0;
-      const bool has_timestamp =
-          status.ok() && !pending && runtime_.event_timestamp(event.get(), &reached_us).ok();
+      const bool has_timestamp = status.ok() && !wait_on && event &&
+                                 runtime_.event_timestamp(event.get(), &reached_us).ok();
       lock.lock();
       if (in_flight.empty() || in_flight.front() != job) continue;  // given up meanwhile
-      if (pending && (!probe || status.code() == kTimedOut)) break;
+      if (wait_on) break;
       if (!status.ok()) {
         fail_launched(lane, status);
         break;

@@ -188,6 +188,7 @@ class TorchNpuHook final : public NpuHook {
   }
 
   void refuse_capture(StreamRef stream, const char* what) override {
+    const c10_npu::NPUGuard guard(static_cast<c10::DeviceIndex>(stream.device));
     TORCH_CHECK(!c10_npu::isStreamCapturingMayInitCtx(static_cast<aclrtStream>(stream.handle)),
                 what, ": the stream captures a graph, which cannot wait for work outside of it");
   }

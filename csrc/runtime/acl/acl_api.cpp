@@ -25,6 +25,7 @@ OptionalAclFunctions look_up_all() {
   look_up(library, "aclmdlRIExecuteAsync", &functions.execute_async);
   look_up(library, "aclmdlRIDestroy", &functions.destroy_graph);
   look_up(library, "aclrtCreateStreamWithConfig", &functions.create_stream_with_config);
+  look_up(library, "aclrtStreamQuery", &functions.stream_query);
   look_up(library, "aclrtSynchronizeStreamWithTimeout", &functions.synchronize_stream_with_timeout);
   look_up(library, "aclGetRecentErrMsg", &functions.get_recent_err_msg);
   return functions;

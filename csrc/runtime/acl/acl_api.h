@@ -19,6 +19,7 @@ struct OptionalAclFunctions {
   decltype(&aclmdlRIExecuteAsync) execute_async = nullptr;
   decltype(&aclmdlRIDestroy) destroy_graph = nullptr;
   decltype(&aclrtCreateStreamWithConfig) create_stream_with_config = nullptr;
+  decltype(&aclrtStreamQuery) stream_query = nullptr;
   decltype(&aclrtSynchronizeStreamWithTimeout) synchronize_stream_with_timeout = nullptr;
   decltype(&aclGetRecentErrMsg) get_recent_err_msg = nullptr;
 };

@@ -207,10 +207,18 @@ Status AclRuntime::event_timestamp(void* event, uint64_t* microseconds) {
 
 Status AclRuntime::synchronize_stream(StreamRef stream, int timeout_ms) {
   auto raw = static_cast<aclrtStream>(stream.handle);
-  const auto with_timeout = optional_acl_functions().synchronize_stream_with_timeout;
-  if (with_timeout == nullptr)
-    return checked("aclrtSynchronizeStream", aclrtSynchronizeStream(raw));
-  return checked("aclrtSynchronizeStreamWithTimeout", with_timeout(raw, timeout_ms));
+  const OptionalAclFunctions& acl = optional_acl_functions();
+  if (acl.synchronize_stream_with_timeout != nullptr) {
+    return checked("aclrtSynchronizeStreamWithTimeout",
+                   acl.synchronize_stream_with_timeout(raw, timeout_ms));
+  }
+  // A runtime that cannot stop waiting is not asked to wait.
+  aclrtStreamStatus state = ACL_STREAM_STATUS_COMPLETE;
+  if (acl.stream_query != nullptr && acl.stream_query(raw, &state) == ACL_SUCCESS &&
+      state == ACL_STREAM_STATUS_NOT_READY) {
+    return {kTimedOut, "the stream has not finished its work"};
+  }
+  return checked("aclrtSynchronizeStream", aclrtSynchronizeStream(raw));
 }
 
 Status AclRuntime::begin_capture(StreamRef stream) {
@@ -219,7 +227,8 @@ Status AclRuntime::begin_capture(StreamRef stream) {
       acl.destroy_graph == nullptr) {
     return {kNotSupported, "the runtime has no graphs (aclmdlRICaptureBegin and its like)"};
   }
-  // Relaxed: nothing that other threads do meanwhile is forbidden on account of this capture.
+  // Relaxed: blocking copies of other threads are not forbidden on account of this capture. A
+  // synchronise of the whole device is, in every mode.
   return checked("aclmdlRICaptureBegin", acl.capture_begin(static_cast<aclrtStream>(stream.handle),
                                                            ACL_MODEL_RI_CAPTURE_MODE_RELAXED));
 }
