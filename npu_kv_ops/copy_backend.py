@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     BlockIds: TypeAlias = (
-        Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | torch.Tensor
+        list[int] | tuple[int, ...] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | torch.Tensor
     )
 
 __all__ = [
@@ -204,7 +203,10 @@ class TransferGraph:
 
 
 class CopyTrace:
-    """A running :meth:`NPUDmaCopyBackend.trace`; :meth:`stop` or a ``with`` block ends it."""
+    """A running :meth:`NPUDmaCopyBackend.trace`; :meth:`stop` or a ``with`` block ends it.
+
+    Not thread-safe.
+    """
 
     def __init__(self, core: _C.CopyBackend, path: str | os.PathLike[str]) -> None:
         with open(path, "w", encoding="utf-8"):
@@ -354,7 +356,7 @@ class NPUDmaCopyBackend:
             ValueError: a host tensor is not page-locked.
             TransferError: the runtime cannot capture, or a graph cannot hold so many copies.
         """
-        core = self._live()
+        core = self._running()
         _check_is_store(is_store)
         plan = core.plan(
             block_ids("src_blocks", src_blocks), block_ids("dst_blocks", dst_blocks), is_store
@@ -415,9 +417,7 @@ class NPUDmaCopyBackend:
         Raises:
             RuntimeError: a trace of this backend is running, or the backend is not.
         """
-        core = self._live()
-        if self._finalizer is None or not self._finalizer.alive:
-            raise RuntimeError("the copy backend was shut down")
+        core = self._running()
         if self._trace is not None and self._trace._running:
             raise RuntimeError(f"a trace to {self._trace.path} is running; stop it first")
         self._trace = CopyTrace(core, path)
@@ -463,6 +463,12 @@ class NPUDmaCopyBackend:
         if self._core is None:
             raise RuntimeError("NPUDmaCopyBackend: init was not called")
         return self._core
+
+    def _running(self) -> _C.CopyBackend:
+        core = self._live()
+        if self._finalizer is None or not self._finalizer.alive:
+            raise RuntimeError("the copy backend was shut down")
+        return core
 
     def _raw_event(self, event: torch.Event | None) -> int:
         if event is None or self.device.type == "cpu":

@@ -164,6 +164,19 @@ def test_bad_ids_are_refused_and_nothing_is_queued(
         pools.check()
 
 
+def test_ids_whose_conversion_changes_their_list(pools: Pools) -> None:
+    class Id:
+        def __index__(self) -> int:
+            ids.clear()
+            return 3
+
+    ids: list[Any] = [Id(), object(), object()]
+    with backend_on(pools) as backend:
+        store(backend, ids, [5]).synchronize(WAIT_S)
+        pools.apply([3], [5], True)
+        pools.check()
+
+
 def test_a_list_that_cannot_be_appended_to_leaves_nothing_queued(pools: Pools) -> None:
     with backend_on(pools) as backend:
         with pytest.raises(AttributeError):
@@ -240,9 +253,11 @@ def test_use_before_init_and_after_shutdown(pools: Pools) -> None:
     for use in (
         lambda: backend.launch_copy([1], [1], True, 0, events),
         lambda: backend.launch_graph(graph, 0, events),
+        lambda: backend.capture([1], [1], True),
     ):
-        with pytest.raises(RuntimeError, match="shut down"):
+        with pytest.raises(RuntimeError, match="shut down") as told:
             use()
+        assert told.type is RuntimeError
     assert not events
     backend.synchronize(WAIT_S)
     with pytest.raises(RuntimeError, match="called before"):

@@ -88,11 +88,14 @@ class PythonIds {
  public:
   PythonIds(const py::object& ids, const char* list) {
     if (PyList_Check(ids.ptr()) || PyTuple_Check(ids.ptr())) {
-      const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(ids.ptr()));
-      PyObject** items = PySequence_Fast_ITEMS(ids.ptr());
-      owned_.resize(count);
-      for (size_t i = 0; i < count; ++i) owned_[i] = to_id(items[i], i, list);
-      view_ = {owned_.data(), true, count};
+      owned_.reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(ids.ptr())));
+      // What is no int may run code of its own here, which may change the list.
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(ids.ptr()); ++i) {
+        const auto item =
+            py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(ids.ptr(), i));
+        owned_.push_back(to_id(item.ptr(), static_cast<size_t>(i), list));
+      }
+      view_ = {owned_.data(), true, owned_.size()};
       return;
     }
     if (!py::isinstance<py::buffer>(ids)) {
@@ -122,7 +125,8 @@ class PythonIds {
 using PlanHandle = std::shared_ptr<const CopyPlan>;
 
 // Opens a job's gate on torch_npu's queue thread, after what was queued before it. If the queue
-// drops its tasks, the job fails instead of waiting for ever.
+// drops its tasks, the job fails instead of waiting for ever. The event is not held: torch_npu
+// destroys events through the same queue, behind this. One thread at a time.
 class GateOpening {
  public:
   GateOpening(std::shared_ptr<CopyScheduler> scheduler, std::shared_ptr<CopyJob> job, void* event)
@@ -145,6 +149,7 @@ class GateOpening {
   bool opened_ = false;
 };
 
+// One job as Python sees it. Any thread; keeps the scheduler, not the pools.
 class CopyEvent {
  public:
   CopyEvent(std::shared_ptr<CopyScheduler> scheduler, std::shared_ptr<CopyJob> job)
@@ -164,17 +169,12 @@ class CopyEvent {
     return true;
   }
 
-  // Makes a stream of torch_npu wait for the job.
+  // Makes a stream of torch_npu wait for the job; not between host pools, which have none.
   void wait(int64_t stream_id) {
     scheduler_->query(*job_);
     throw_if_failed();
     NpuHook* hook = npu_hook();
     const int device = scheduler_->options().device;
-    if (hook == nullptr || device < 0) {
-      scheduler_->wait(*job_, std::chrono::nanoseconds(-1));
-      throw_if_failed();
-      return;
-    }
     const StreamRef stream = hook->stream(device, stream_id);
     hook->refuse_capture(stream, "TransferEvent.wait");
     hook->run_in_queue(device, "npu_kv::wait_for_transfer",
@@ -209,6 +209,8 @@ class CopyEvent {
   std::shared_ptr<CopyJob> job_;
 };
 
+// The scheduler as Python sees it. Any thread. The pools and given streams are the caller's to keep
+// until shutdown has returned true.
 class CopyBackend {
  public:
   CopyBackend(int device, const std::vector<LayoutTuple>& device_layouts,

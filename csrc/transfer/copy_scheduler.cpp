@@ -283,6 +283,7 @@ void CopyScheduler::finish_launch(Lock& lock, Lane lane, CopyJob& job, Status ou
 // Without mutex_ while the runtime is asked, or callers of submit would wait for its answers.
 void CopyScheduler::reap() {
   const std::lock_guard only_one(reap_mutex_);
+  std::vector<std::shared_ptr<const CopyPlan>> retired;  // let go of without mutex_
   Lock lock(mutex_);
   for (const Lane lane : {Lane::kLoad, Lane::kStore}) {
     auto& in_flight = queue(lane).in_flight;
@@ -319,6 +320,7 @@ void CopyScheduler::reap() {
       settle(*job, job->error_);
     }
   }
+  retired.swap(retired_);
 }
 
 // The runtime tells that a copy on the stream has failed, and not which: of the jobs that are not
@@ -355,6 +357,8 @@ void CopyScheduler::settle(CopyJob& job, const Status& status) {
                       job.started_, job.launched_, now});
   }
   job.done_.reset();
+  // The last reference to a plan destroys its graph, which the runtime may take its time for.
+  if (job.plan_->graph) retired_.push_back(job.plan_);
   job.plan_.reset();
   finished_.notify_all();
   work_.notify_one();  // a job of the other lane may have waited for this one

@@ -174,6 +174,7 @@ class NPU_KV_API CopyScheduler : public std::enable_shared_from_this<CopySchedul
   std::array<LaneQueue, kLanes> lanes_;
   BlockUsers users_;
   std::deque<CaptureRequest*> captures_;
+  std::vector<std::shared_ptr<const CopyPlan>> retired_;  // of finished jobs, with graphs
   uint64_t last_number_ = 0;
   int loads_in_a_row_ = 0;
   int waiters_ = 0;
