@@ -38,6 +38,11 @@ RUNTIME = _runtime()
 HAS_CANN = runtime.cann_library() is not None
 _deselected: list[str] = []
 
+# vLLM has an environment of its own: `make test-vllm`. (Where it is missing, the folder tests/vllm
+# itself looks like a package of that name, but one without a file.)
+_vllm = importlib.util.find_spec("vllm")
+collect_ignore = [] if _vllm is not None and _vllm.origin is not None else ["vllm"]
+
 if RUNTIME == "sim":
     from npu_kv_ops import simulator
 
@@ -108,6 +113,19 @@ def sim() -> Iterator[ModuleType]:
         simulator.configure(**changed)
 
 
+@pytest.fixture(autouse=True)
+def _no_races(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With NPU_KV_SIM_CHECK_RACES=1 a race fails the test during which it was found."""
+    checked = RUNTIME == "sim" and os.environ.get("NPU_KV_SIM_CHECK_RACES") == "1"
+    yield
+    if checked:
+        from npu_kv_ops import simulator
+
+        found = simulator.races()
+        if found and not request.node.get_closest_marker("races"):
+            pytest.fail(str(simulator.RaceError(found)), pytrace=False)
+
+
 @pytest.fixture
 def npu() -> Iterator[torch.device]:
     """The first NPU, with the NPU library loaded and every NPU idle before and after the test."""
@@ -146,7 +164,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> RunScript:
+def run_script(request: pytest.FixtureRequest, tmp_path: Path) -> RunScript:
     """Run a snippet in a fresh Python process and return the completed process.
 
     ``runtime`` is the value of NPU_KV_RUNTIME (None: unset); ``env`` adds variables, a value of
@@ -172,6 +190,8 @@ def run_script(tmp_path: Path) -> RunScript:
             if not key.startswith("NPU_KV_") and key != "TORCH_DEVICE_BACKEND_AUTOLOAD"
         }
         variables |= {"NPU_KV_RUNTIME": runtime, "PYTHONPATH": str(ROOT)}
+        if runtime == "sim" and not request.node.get_closest_marker("races"):
+            variables["NPU_KV_SIM_CHECK_RACES"] = os.environ.get("NPU_KV_SIM_CHECK_RACES")
         variables |= env or {}
         result = subprocess.run(
             [sys.executable, "-c", _LAUNCH, str(script), *args],

@@ -439,6 +439,7 @@ def stores_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without_event(monkeypatch, stores=True)
 
 
+@pytest.mark.races
 @pytest.mark.parametrize(
     ("fault", "lane", "first", "last"),
     [
@@ -498,6 +499,7 @@ def test_a_wrong_order_is_noticed(
     assert len(third) == 3
 
 
+@pytest.mark.races
 def test_without_waits_between_streams_a_wrong_order_is_noticed(
     sim: ModuleType, npu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,6 +373,7 @@ def test_a_failure_on_the_device_surfaces_at_the_next_synchronise(run_script: Ru
     )
 
 
+@pytest.mark.races
 def test_a_process_ends_cleanly_with_work_in_flight(run_script: RunScript) -> None:
     run_script(
         """

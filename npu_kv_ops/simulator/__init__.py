@@ -1,4 +1,4 @@
-"""The simulated Ascend runtime: switching it on, settings, counters, faults and the virtual clock.
+"""The simulated Ascend runtime: activation, settings, counters, faults, races, virtual clock.
 
 :func:`activate` loads the simulated CANN libraries, after which the unmodified torch_npu runs on
 the CPU. It must come before torch_npu is imported, and ``import torch`` imports torch_npu. Nothing
@@ -16,6 +16,7 @@ from npu_kv_ops.simulator._controls import (
     clear_faults,
     clear_operator_costs,
     configure,
+    drop_call,
     fail_call,
     fail_copy,
     now_ns,
@@ -28,15 +29,29 @@ from npu_kv_ops.simulator._controls import (
     stats,
     timeline,
 )
+from npu_kv_ops.simulator._races import (
+    Race,
+    RaceAccess,
+    RaceError,
+    check_races,
+    checks_races,
+    races,
+)
 
 __all__ = [
+    "Race",
+    "RaceAccess",
+    "RaceError",
     "Stall",
     "Stats",
     "TaskRecord",
     "activate",
+    "check_races",
+    "checks_races",
     "clear_faults",
     "clear_operator_costs",
     "configure",
+    "drop_call",
     "fail_call",
     "fail_copy",
     "is_active",
@@ -45,6 +60,7 @@ __all__ = [
     "operator_cost",
     "operators",
     "overrides",
+    "races",
     "reset_stats",
     "settings",
     "stall",

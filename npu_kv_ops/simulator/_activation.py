@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from npu_kv_ops.simulator._elf import hide_symbols
 from npu_kv_ops.simulator._quiet import silence_torch_npu
@@ -32,7 +33,7 @@ _RUNTIME = "libascendcl.so"
 _KERNELS = FOLDER.parent / "libnpu_kv_sim_kernels.so"
 
 _PREFIX = "NPU_KV_SIM_"
-_NOT_SETTINGS = {"QUIET", "LOG", "WITHOUT"}
+_NOT_SETTINGS = {"QUIET", "LOG", "WITHOUT", "CHECK_RACES"}
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -44,7 +45,8 @@ def activate(*, devices: int | None = None, without: Sequence[str] = ()) -> None
     """Make this process use the simulated NPU. Call it before ``import torch``.
 
     Settings are taken from the environment: ``NPU_KV_SIM_<SETTING>``, the setting's name in upper
-    case. One line on stderr says that the simulator is in use; ``NPU_KV_SIM_QUIET=1`` silences it.
+    case. ``NPU_KV_SIM_CHECK_RACES=1`` checks for races until the process ends. One line on stderr
+    says that the simulator is in use; ``NPU_KV_SIM_QUIET=1`` silences it.
     A second call changes the number of devices when one is given, and nothing else.
 
     Args:
@@ -82,6 +84,10 @@ def activate(*, devices: int | None = None, without: Sequence[str] = ()) -> None
             silence_torch_npu()
             _active = True
             _announce(_loaded)
+            if os.environ.get(_PREFIX + "CHECK_RACES") == "1":
+                from npu_kv_ops.simulator import _races
+
+                _races.check_from_now_on()
 
 
 def is_active() -> bool:
@@ -106,6 +112,18 @@ def last_error(runtime: ctypes.CDLL) -> str:
     """Return the message of this thread's last failing ``npu_sim_*`` call."""
     runtime.npu_sim_error.restype = ctypes.c_char_p
     return bytes(runtime.npu_sim_error()).decode()
+
+
+def take_text(function: Any, *arguments: Any) -> str:
+    """Return the text that an ``npu_sim_*`` function gives away, and free it."""
+    function.restype = ctypes.c_void_p
+    address = function(*arguments)
+    if not address:
+        raise MemoryError("the simulator has no memory for its answer")
+    try:
+        return ctypes.string_at(address).decode()
+    finally:
+        library().npu_sim_free(ctypes.c_void_p(address))
 
 
 def setting_names(runtime: ctypes.CDLL) -> list[str]:

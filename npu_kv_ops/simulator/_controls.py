@@ -11,9 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
-from npu_kv_ops.simulator._activation import last_error, library, set_setting, setting_names
+from npu_kv_ops.simulator._activation import (
+    last_error,
+    library,
+    set_setting,
+    setting_names,
+    take_text,
+)
 
 __all__ = [
     "Stall",
@@ -22,6 +27,7 @@ __all__ = [
     "clear_faults",
     "clear_operator_costs",
     "configure",
+    "drop_call",
     "fail_call",
     "fail_copy",
     "now_ns",
@@ -122,7 +128,7 @@ def overrides(**values: float) -> Iterator[None]:
 
 def stats() -> Stats:
     """Return the counters. Calls and copies still under way may not be in them."""
-    found = json.loads(_take_text(library().npu_sim_stats))
+    found = json.loads(take_text(library().npu_sim_stats))
     return Stats(
         calls=Counter(found["calls"]),
         copies=found["copies"],
@@ -145,7 +151,7 @@ def operators() -> list[str]:
 
     All of them once torch has been imported; before that the few that need no torch.
     """
-    return _take_text(library().npu_sim_operator_types).split(", ")
+    return take_text(library().npu_sim_operator_types).split(", ")
 
 
 def operator_cost(
@@ -195,6 +201,26 @@ def fail_call(name: str, *, nth: int = 1, code: int, times: int = 1) -> None:
     _check(
         runtime.npu_sim_fail_call(name.encode(), ctypes.c_int64(nth), code, ctypes.c_int64(times))
     )
+
+
+def drop_call(name: str, *, nth: int = 1, times: int = 1) -> None:
+    """Let calls ``nth`` to ``nth + times - 1`` of a runtime function, from now on, do nothing.
+
+    They return success: the order that they would have made is missing. With :func:`check_races`
+    this shows whether a wait or a record is needed.
+
+    Args:
+        name: a function that gives nothing back: ``aclrtRecordEvent``, ``aclrtStreamWaitEvent``,
+            ``aclrtResetEvent``, ``aclrtValueWrite``, ``aclrtValueWait``, or one of those that
+            synchronise.
+        nth: the first call that does nothing, from 1.
+        times: how many there are.
+
+    Raises:
+        ValueError: calls of ``name`` cannot be dropped, or ``nth`` or ``times`` is below 1.
+    """
+    _clear_at_exit()
+    _check(library().npu_sim_drop_call(name.encode(), ctypes.c_int64(nth), ctypes.c_int64(times)))
 
 
 def fail_copy(*, nth: int = 1, code: int = 507013) -> None:
@@ -281,7 +307,7 @@ def timeline() -> Iterator[list[TaskRecord]]:
         yield records
     finally:
         records += [
-            TaskRecord(**record) for record in json.loads(_take_text(runtime.npu_sim_timeline_stop))
+            TaskRecord(**record) for record in json.loads(take_text(runtime.npu_sim_timeline_stop))
         ]
 
 
@@ -306,14 +332,3 @@ def _clear_at_exit() -> None:
 def _check(code: int) -> None:
     if code != 0:
         raise ValueError(last_error(library()))
-
-
-def _take_text(function: Any) -> str:
-    function.restype = ctypes.c_void_p
-    address = function()
-    if not address:
-        raise MemoryError("the simulator has no memory for its answer")
-    try:
-        return ctypes.string_at(address).decode()
-    finally:
-        library().npu_sim_free(ctypes.c_void_p(address))

@@ -69,6 +69,10 @@ struct npu_sim_operator_call {
   /// no means to learn it.
   int (*resize_output)(const npu_sim_operator_call* call, size_t output, int32_t dims,
                        const int64_t* shape);
+  /// Says which bytes of an input or output the operator really uses, counted from its data; of a
+  /// tensor of which nothing is said it uses all. Null where nobody wants to know.
+  void (*touch)(const npu_sim_operator_call* call, int is_output, size_t tensor, size_t offset,
+                size_t bytes);
   void* runtime;  // the simulator's own
 };
 

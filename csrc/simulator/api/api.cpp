@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "api/call_sites.h"
+#include "engine/call_origin.h"
 #include "engine/callbacks.h"
 #include "engine/engine.h"
 
@@ -21,11 +22,7 @@ struct ThreadError {
 };
 constinit thread_local ThreadError thread_error{};
 
-struct CallsOfThread {
-  const char* previous;
-  const char* current;
-};
-constinit thread_local CallsOfThread calls_of_thread{"", ""};
+constinit thread_local const char* previous_function = "";
 
 struct Sites {
   std::mutex mutex;
@@ -66,14 +63,14 @@ void reset_call_counts() {
   for (CallSite* site : sites().all) site->calls = 0;
 }
 
-const char* previous_call() { return calls_of_thread.previous; }
+const char* previous_call() { return previous_function; }
 
-void enter_call(CallSite& site) {
-  calls_of_thread = {calls_of_thread.current, site.name()};
+bool enter_call(CallSite& site) {
+  previous_function = std::exchange(current_function(), site.name());
   site.calls.fetch_add(1, std::memory_order_relaxed);
   check_not_forked();
   if (in_callback()) report_call_in_callback(site.name());
-  Engine::get().faults.check_call(site.name());
+  return Engine::get().faults.check_call(site.name());
 }
 
 void check_not_forked() {

@@ -22,9 +22,9 @@ class CallSite {
   const char* name_;
 };
 
-/// Throws when an injected fault is due, when the process is a fork of the one that activated the
-/// simulator, or when a host callback calls the runtime.
-void enter_call(CallSite& site);
+/// False when an injected fault makes the call do nothing. Throws when one makes it fail, and when
+/// the process is a fork of the one that activated the simulator.
+bool enter_call(CallSite& site);
 /// The function that this thread called before the one it is in; "" when there was none.
 const char* previous_call();
 /// Throws in a forked child, where nothing of the simulator may be touched.
@@ -50,8 +50,7 @@ inline void check_timeout(int32_t timeout_ms) {
 template <typename Work>
 aclError call(CallSite& site, Work&& work) noexcept {
   try {
-    enter_call(site);
-    work();
+    if (enter_call(site)) work();
     return ACL_SUCCESS;
   } catch (...) {
     return keep_current_exception(site.name());

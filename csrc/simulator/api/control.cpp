@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -214,6 +215,32 @@ NPU_SIM_EXPORT int npu_sim_fail_call(const char* function, int64_t nth, int code
                            std::string("the simulator has no function ") + function);
     }
     Engine::get().faults.fail_call(function, nth, code, times);
+  });
+}
+
+NPU_SIM_EXPORT int npu_sim_drop_call(const char* function, int64_t nth, int64_t times) {
+  return guarded([&] {
+    if (nth < 1 || times < 1) {
+      throw SimulatorError(ACL_ERROR_INVALID_PARAM, "nth and times start at 1");
+    }
+    // The others would leave what they are to give back as it was.
+    static constexpr const char* kDroppable[] = {
+        "aclrtRecordEvent",       "aclrtStreamWaitEvent",
+        "aclrtResetEvent",        "aclrtValueWrite",
+        "aclrtValueWait",         "aclrtSynchronizeEvent",
+        "aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout",
+        "aclrtSynchronizeDevice", "aclrtSynchronizeDeviceWithTimeout"};
+    const bool droppable =
+        std::any_of(std::begin(kDroppable), std::end(kDroppable),
+                    [&](const char* name) { return std::strcmp(name, function) == 0; });
+    if (!droppable) {
+      std::string names;
+      for (const char* name : kDroppable) names += (names.empty() ? "" : ", ") + std::string(name);
+      throw SimulatorError(
+          ACL_ERROR_INVALID_PARAM,
+          std::string("calls of ") + function + " cannot be dropped, those of " + names + " can");
+    }
+    Engine::get().faults.drop_call(function, nth, times);
   });
 }
 

@@ -40,6 +40,9 @@ NPU_SIM_EXPORT void npu_sim_clear_operator_costs();
 
 /// From now on calls number nth, nth+1, ... nth+times-1 of `function` fail with `code`.
 NPU_SIM_EXPORT int npu_sim_fail_call(const char* function, int64_t nth, int code, int64_t times);
+/// From now on calls number nth, nth+1, ... nth+times-1 of `function` answer success and do
+/// nothing. Only for functions that give nothing back: events, waits, value words and synchronises.
+NPU_SIM_EXPORT int npu_sim_drop_call(const char* function, int64_t nth, int64_t times);
 /// The nth copy (item of a batch or single) executed from now on fails on the device.
 NPU_SIM_EXPORT int npu_sim_fail_copy(int64_t nth, int code);
 /// A stalled stream finishes its current task and starts no other until it is released.
@@ -47,6 +50,19 @@ NPU_SIM_EXPORT int npu_sim_stall(aclrtStream stream);
 NPU_SIM_EXPORT int npu_sim_release(aclrtStream stream);
 /// Forgets injected faults, releases stalled streams and heals contexts that stopped on a failure.
 NPU_SIM_EXPORT void npu_sim_clear_faults();
+
+/// Checks the accesses of work that is submitted from now on (1), or no more (0).
+NPU_SIM_EXPORT void npu_sim_check_races(int on);
+/// When the process ends, it prints the races that nobody has taken, and its exit code becomes 66.
+NPU_SIM_EXPORT void npu_sim_report_races_at_exit();
+/// How many races wait to be taken. A race that is found again from now on is a new one.
+NPU_SIM_EXPORT int64_t npu_sim_mark_races();
+/// The races found and not taken yet, but for the `first` ones, as a JSON array (free with
+/// npu_sim_free): {"kind": "access" |
+/// "batch" | "freed", "place": s, "address": n, "bytes": n, "count": n, "first": access, "second":
+/// access}, an access being {"call": s, "kind": s, "operator": s, "writes": b, "stream": id or -1,
+/// "handle": n, "task": n, "thread": n, "replay": s, "callers": s}.
+NPU_SIM_EXPORT char* npu_sim_take_races(int64_t first);
 
 /// Virtual time of the host, in ns since activation.
 NPU_SIM_EXPORT int64_t npu_sim_now_ns();

@@ -248,8 +248,8 @@ void check_synchronous_allowed() {
 }
 
 /// `later`: the fill runs on a stream, not before the call returns.
-std::function<void()> prepare_fill(void* pointer, size_t max, int32_t value, size_t count,
-                                   bool later) {
+std::function<void(const TaskOrder*)> prepare_fill(void* pointer, size_t max, int32_t value,
+                                                   size_t count, bool later) {
   require(pointer != nullptr, "devPtr is null");
   if (count > max) {
     throw SimulatorError(
@@ -261,7 +261,11 @@ std::function<void()> prepare_fill(void* pointer, size_t max, int32_t value, siz
     throw SimulatorError(ACL_ERROR_RT_PARAM_INVALID,
                          "EE1003: page-able host memory cannot be set asynchronously");
   }
-  return [target, value, count] {
+  return [target, value, count](const TaskOrder* order) {
+    if (order != nullptr) {
+      RaceChecker::Accesses(Engine::get().races, *order, {&target.allocation, 1})
+          .write(target.storage, count);
+    }
     check_live(target.allocation);
     if (Engine::get().settings.move_payload) std::memset(target.storage, value, count);
   };
@@ -325,8 +329,9 @@ NPU_SIM_EXPORT aclError aclrtMemset(void* pointer, size_t max, int32_t value, si
     if (count == 0) return;
     const auto fill = prepare_fill(pointer, max, value, count, false);
     check_synchronous_allowed();
-    fill();
     Engine& engine = Engine::get();
+    const HostAccess access(engine.races, "memset");
+    fill(access.order());
     engine.host_ns += device_time_ns(engine.settings, static_cast<int64_t>(count));
     Engine::Lock lock(engine.mutex);
     engine.changed.notify_all();
@@ -341,7 +346,7 @@ NPU_SIM_EXPORT aclError aclrtMemsetAsync(void* pointer, size_t max, int32_t valu
     task.kind = "memset";
     task.bytes = static_cast<int64_t>(count);
     task.body = [fill = prepare_fill(pointer, max, value, count, true), count](TaskRun& run) {
-      fill();
+      fill(run.order.get());
       run.advance(device_time_ns(Engine::get().settings, static_cast<int64_t>(count)));
     };
     submit(*resolve_stream(stream), std::move(task));

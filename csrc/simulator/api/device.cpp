@@ -36,6 +36,7 @@ void reset(Engine::Lock& lock, Engine& engine, Context& context) {
       return stream->idle() || stream->context.failure || engine.exiting || stream->stalls > 0;
     });
     stream->failure = {};
+    engine.races.host_saw(stream->clock);
   }
   context.failure = {};
 }

@@ -87,6 +87,7 @@ void submit_flag_record(Engine& engine, Stream& stream, std::shared_ptr<Event> e
   task.body = [event](TaskRun& run) {
     Engine& engine = Engine::get();
     Engine::Lock lock(engine.mutex);
+    if (!event->flag_set) event->flag_clock = run.clock();
     event->flag_set = true;
     event->flag_ns = run.now_ns;
     engine.changed.notify_all();
@@ -105,6 +106,7 @@ void submit_flag_wait(Engine& engine, Stream& stream, std::shared_ptr<Event> eve
     Engine::Lock lock(engine.mutex);
     wait_in_task(lock, engine, run, [&] { return event->flag_set; });
     run.reach(event->flag_ns);
+    run.happens_after(event->flag_clock);
   };
   submit_locked(engine, stream, std::move(task));
 }
@@ -117,6 +119,7 @@ void submit_record_wait(Engine& engine, Stream& stream, std::shared_ptr<Record> 
     Engine::Lock lock(engine.mutex);
     wait_in_task(lock, engine, run, [&] { return record->done; });
     run.reach(record->time_ns);
+    run.happens_after(record->clock);
   };
   submit_locked(engine, stream, std::move(task));
 }
@@ -221,9 +224,11 @@ void wait(Engine& engine, Stream& stream, std::shared_ptr<Event> event) {
   submit_record_wait(engine, stream, event->latest);
 }
 
-bool complete(const Event& event) {
-  if (is_snapshot(event)) return !event.latest || event.latest->done;
-  return event.latest && event.latest->done;
+/// For the calls that tell the host so.
+bool complete(Engine& engine, const Event& event) {
+  if (!event.latest) return is_snapshot(event);
+  if (event.latest->done) engine.races.host_saw(event.latest->clock);
+  return event.latest->done;
 }
 
 void synchronize(aclrtEvent handle, int32_t timeout_ms) {
@@ -247,11 +252,12 @@ void synchronize(aclrtEvent handle, int32_t timeout_ms) {
         "EE1002: the event was not reached after " + std::to_string(timeout_ms) + " ms");
   }
   engine.host_reaches(record->time_ns);
+  engine.races.host_saw(record->clock);
   if (stream) report_failure(*stream);
   throw_if(record->failure);
 }
 
-const Record& finished_record(const Event& event) {
+const Record& finished_record(Engine& engine, const Event& event) {
   refuse_external(event);
   refuse_captured(event);
   if (!event.latest || !event.latest->done || event.latest->failure) {
@@ -261,6 +267,7 @@ const Record& finished_record(const Event& event) {
     throw SimulatorError(ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID,
                          "EE1003: the event was created without ACL_EVENT_TIME_LINE");
   }
+  engine.races.host_saw(event.latest->clock);
   return *event.latest;
 }
 
@@ -278,10 +285,10 @@ Location locate_word(void* address) {
 
 Word& word_at(const Location& location) { return *reinterpret_cast<Word*>(location.storage); }
 
-/// Virtual time at which aclrtValueWrite has last written the word. With mutex held.
-int64_t& written_ns(const Location& location) {
+/// With mutex held.
+WordWrite& last_write(const Location& location) {
   Allocation& allocation = *location.allocation;
-  return allocation.words_written_ns[location.storage - allocation.storage];
+  return allocation.words_written[location.storage - allocation.storage];
 }
 
 bool satisfied(int64_t word, uint64_t value, uint32_t flag) {
@@ -369,7 +376,7 @@ NPU_SIM_EXPORT aclError aclrtQueryEvent(aclrtEvent handle, aclrtEventStatus* sta
     if (is_snapshot(*event)) unsupported("aclrtQueryEvent of an Ex event");
     refuse_external(*event);
     refuse_captured(*event);
-    *status = complete(*event) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
+    *status = complete(engine, *event) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
   });
 }
 
@@ -381,8 +388,8 @@ NPU_SIM_EXPORT aclError aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecor
     auto event = find(engine, handle);
     refuse_external(*event);
     refuse_captured(*event);
-    *status =
-        complete(*event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+    *status = complete(engine, *event) ? ACL_EVENT_RECORDED_STATUS_COMPLETE
+                                       : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   });
 }
 
@@ -395,7 +402,8 @@ NPU_SIM_EXPORT aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventW
     if (is_snapshot(*event)) unsupported("aclrtQueryEventWaitStatus of an Ex event");
     refuse_external(*event);
     refuse_captured(*event);
-    *status = complete(*event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
+    *status =
+        complete(engine, *event) ? ACL_EVENT_WAIT_STATUS_COMPLETE : ACL_EVENT_WAIT_STATUS_NOT_READY;
   });
 }
 
@@ -406,7 +414,8 @@ NPU_SIM_EXPORT aclError aclrtEventElapsedTime(float* ms, aclrtEvent start, aclrt
     Engine::Lock lock(engine.mutex);
     auto first = find(engine, start);
     auto last = find(engine, end);
-    const int64_t elapsed = finished_record(*last).time_ns - finished_record(*first).time_ns;
+    const int64_t elapsed =
+        finished_record(engine, *last).time_ns - finished_record(engine, *first).time_ns;
     if (elapsed < 0) {
       throw SimulatorError(ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL,
                            "EE1003: the end event was reached before the start event");
@@ -421,7 +430,7 @@ NPU_SIM_EXPORT aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* micr
     Engine& engine = Engine::get();
     Engine::Lock lock(engine.mutex);
     auto event = find(engine, handle);
-    *microseconds = static_cast<uint64_t>(finished_record(*event).time_ns / 1000);
+    *microseconds = static_cast<uint64_t>(finished_record(engine, *event).time_ns / 1000);
   });
 }
 
@@ -437,8 +446,12 @@ NPU_SIM_EXPORT aclError aclrtValueWrite(void* address, uint64_t value, uint32_t 
       Engine& engine = Engine::get();
       Engine::Lock lock(engine.mutex);
       check_live(word.allocation);
-      word_at(word).store(static_cast<int64_t>(value));
-      written_ns(word) = run.now_ns;
+      WordWrite& write = last_write(word);
+      // Who waits for this value may have gone on at the first write of it.
+      if (word_at(word).exchange(static_cast<int64_t>(value)) != static_cast<int64_t>(value)) {
+        write.clock = run.clock();
+      }
+      write.time_ns = run.now_ns;
       engine.changed.notify_all();
     };
     submit(*resolve_stream(stream), std::move(task));
@@ -463,7 +476,10 @@ NPU_SIM_EXPORT aclError aclrtValueWait(void* address, uint64_t value, uint32_t f
         return !word.allocation->live || satisfied(word_at(word).load(), value, flag);
       });
       check_live(word.allocation);
-      run.reach(written_ns(word));
+      const WordWrite& write = last_write(word);
+      run.reach(write.time_ns);
+      run.happens_after(write.clock);
+      if (run.order) engine.races.saw_word(*run.order, word.storage);
     };
     submit(*resolve_stream(stream), std::move(task));
   });

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "api/api.h"
 #include "engine/context.h"
@@ -47,6 +48,14 @@ void refuse_default(const Stream& stream) {
     throw SimulatorError(ACL_ERROR_RT_FEATURE_NOT_SUPPORT,
                          "EE1016: the default stream cannot capture");
   }
+}
+
+/// Forgets the graph and tells those who asked to know. With the lock, which is released.
+void destroy(Engine::Lock& lock, Engine& engine, const std::shared_ptr<Graph>& graph) {
+  engine.graphs.erase(graph.get());
+  const auto callbacks = std::exchange(graph->destroy_callbacks, {});
+  lock.unlock();
+  for (const auto& [function, argument] : callbacks) function(argument);
 }
 
 void refuse_task_update(aclrtStream handle, const char* why) {
@@ -106,7 +115,7 @@ NPU_SIM_EXPORT aclError aclmdlRICaptureEnd(aclrtStream handle, aclmdlRI* result)
     try {
       graph->finish();
     } catch (...) {
-      engine.graphs.erase(graph.get());
+      destroy(lock, engine, graph);
       throw;
     }
     *result = graph.get();
@@ -193,8 +202,28 @@ NPU_SIM_EXPORT aclError aclmdlRIDestroy(aclmdlRI handle) {
       throw SimulatorError(ACL_ERROR_RT_MODEL_RUNNING, "EE1016: the graph is still running after " +
                                                            std::to_string(limit.count()) + " ms");
     }
-    engine.graphs.erase(handle);
-    lock.unlock();  // the last reference may free what its tasks hold
+    engine.races.host_saw(graph->replayed());
+    destroy(lock, engine, graph);
+  });
+}
+
+NPU_SIM_EXPORT aclError aclmdlRIDestroyRegisterCallback(aclmdlRI handle, aclrtCallback function,
+                                                        void* argument) {
+  return NPU_SIM_CALL([&] {
+    require(function != nullptr, "func is null");
+    Engine& engine = Engine::get();
+    Engine::Lock lock(engine.mutex);
+    const bool added = find(engine, handle)->destroy_callbacks.emplace(function, argument).second;
+    require(added, "func is registered with the graph already");
+  });
+}
+
+NPU_SIM_EXPORT aclError aclmdlRIDestroyUnregisterCallback(aclmdlRI handle, aclrtCallback function) {
+  return NPU_SIM_CALL([&] {
+    Engine& engine = Engine::get();
+    Engine::Lock lock(engine.mutex);
+    require(find(engine, handle)->destroy_callbacks.erase(function) == 1,
+            "func is not registered with the graph");
   });
 }
 

@@ -84,9 +84,10 @@ Task make_task(std::shared_ptr<const OperatorCall> operation) {
   Task task{};
   task.kind = "operator";
   task.bytes = operation->bytes;
+  task.label = operation->type;
   task.body = [operation = std::move(operation)](TaskRun& run) {
     if (follows_a_refusal(run)) return;
-    const std::string reason = operation->run();
+    const std::string reason = operation->run(run.order.get());
     if (!reason.empty()) return refuse(run, refusal_text(*operation, reason));
     operator_counts().add(operation->type, operation->bytes);
     run.advance(

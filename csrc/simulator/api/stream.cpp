@@ -61,6 +61,9 @@ void destroy(aclrtStream handle, bool discard) {
   stream->join();
   lock.lock();
   unsubscribe(engine, *stream);  // only now: callbacks of its last tasks needed the thread
+  engine.races.host_saw(stream->clock);
+  engine.races.drop_component(stream->component);
+  for (const uint32_t component : stream->lane_components) engine.races.drop_component(component);
 }
 
 }  // namespace
@@ -101,6 +104,7 @@ NPU_SIM_EXPORT aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* 
                            "EE1016: a capturing stream cannot be queried");
     }
     *status = stream->idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
+    if (stream->idle()) engine.races.host_saw(stream->clock);
   });
 }
 

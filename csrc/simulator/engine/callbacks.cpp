@@ -18,11 +18,13 @@ void run_callback(CallbackThread& thread, aclrtHostFunc function, void* argument
   auto record = std::make_shared<Record>();
   Engine::Lock lock(engine.mutex);
   engine.host_reaches(run.now_ns);  // what the host does because of this happens after it
+  engine.races.host_saw(run.clock());
   thread.jobs.push_back({function, argument, record});
   engine.changed.notify_all();
   if (!blocking) return;
   try {
     wait_in_task(lock, engine, run, [&] { return record->done; });
+    run.happens_after(record->clock);
   } catch (const Abandoned&) {
     const auto waiting = std::erase_if(
         thread.jobs, [&](const CallbackThread::Job& job) { return job.record == record; });
@@ -44,6 +46,7 @@ bool run_one_job(Engine::Lock& lock, Engine& engine, CallbackThread& thread) {
   inside_callback = false;
   lock.lock();
   job.record->done = true;
+  job.record->clock = engine.races.host_clock();
   engine.changed.notify_all();
   return true;
 }

@@ -100,8 +100,17 @@ int64_t CopySet::duration_ns() const {
   return total;
 }
 
-void CopySet::move() const {
+void CopySet::note(const TaskOrder& runner) const {
+  RaceChecker::Accesses accesses(Engine::get().races, runner, allocations_, items_.size() > 1);
+  for (const Item& item : items_) {
+    accesses.read(item.source, item.bytes);
+    accesses.write(item.destination, item.bytes);
+  }
+}
+
+void CopySet::move(const TaskOrder* runner) const {
   Engine& engine = Engine::get();
+  if (runner != nullptr) note(*runner);
   for (const auto& allocation : allocations_) check_live(allocation);
   std::vector<uint32_t> order;
   if (items_.size() > 1 && engine.settings.shuffle) {
@@ -117,13 +126,14 @@ void CopySet::move() const {
 }
 
 void CopySet::run(TaskRun& run) const {
-  move();
+  move(run.order.get());
   run.advance(duration_ns());
 }
 
 void CopySet::run_on_host() const {
-  move();
   Engine& engine = Engine::get();
+  const HostAccess access(engine.races, "copy");
+  move(access.order());
   engine.host_ns += duration_ns();
   Engine::Lock lock(engine.mutex);
   engine.changed.notify_all();  // a stream may wait for a word this has written

@@ -40,7 +40,8 @@ class CopySet {
  private:
   int64_t duration_ns() const;
   void keep(const std::shared_ptr<Allocation>& allocation);
-  void move() const;
+  void move(const TaskOrder* runner) const;
+  void note(const TaskOrder& runner) const;
 
   std::vector<Item> items_;
   std::vector<std::shared_ptr<Allocation>> allocations_;

@@ -19,6 +19,7 @@
 #include "engine/counters.h"
 #include "engine/faults.h"
 #include "engine/memory.h"
+#include "engine/race_checker.h"
 #include "engine/settings.h"
 #include "engine/task.h"
 
@@ -50,6 +51,7 @@ class Engine {
   MemoryMap memory{settings};
   Counters counters;
   Faults faults;
+  RaceChecker races;
 
   /// Virtual time of the host, ns. Moves with each submission and each completed synchronise.
   std::atomic<int64_t> host_ns{0};

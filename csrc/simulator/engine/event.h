@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "engine/error.h"
+#include "engine/vector_clock.h"
 
 namespace npu_kv::sim {
 
@@ -18,6 +19,7 @@ class Record {
   std::weak_ptr<Stream> stream;
   bool done = false;
   int64_t time_ns = 0;
+  ClockRef clock;  // what has happened before it
   Failure failure;
 };
 
@@ -37,6 +39,7 @@ class Event {
   std::shared_ptr<Record> latest;
   bool flag_set = false;
   int64_t flag_ns = 0;
+  ClockRef flag_clock;
 
   /// While a capture is under way: the edge its latest captured record made.
   Graph* captured_in = nullptr;

@@ -8,6 +8,10 @@ void Faults::fail_call(const std::string& function, int64_t nth, aclError code, 
   any_call_ = true;
 }
 
+void Faults::drop_call(const std::string& function, int64_t nth, int64_t times) {
+  fail_call(function, nth, ACL_SUCCESS, times);
+}
+
 void Faults::fail_copy(int64_t nth, aclError code) {
   std::lock_guard lock(mutex_);
   copies_before_ = nth - 1;
@@ -22,8 +26,8 @@ void Faults::clear() {
   any_copy_ = false;
 }
 
-void Faults::check_call(const char* function) {
-  if (!any_call_.load(std::memory_order_relaxed)) return;
+bool Faults::check_call(const char* function) {
+  if (!any_call_.load(std::memory_order_relaxed)) return true;
   std::lock_guard lock(mutex_);
   for (auto fault = calls_.begin(); fault != calls_.end(); ++fault) {
     if (fault->function != function) continue;
@@ -36,9 +40,11 @@ void Faults::check_call(const char* function) {
       calls_.erase(fault);
       any_call_ = !calls_.empty();
     }
+    if (code == ACL_SUCCESS) return false;
     throw SimulatorError(code, std::string("EE9999: injected fault: this call of ") + function +
                                    " was told to fail");
   }
+  return true;
 }
 
 void Faults::check_copy() {

@@ -18,8 +18,12 @@ class Faults {
   void fail_copy(int64_t nth, aclError code);
   void clear();
 
-  /// Throws when this call of `function` is to fail. One relaxed load when nothing is injected.
-  void check_call(const char* function);
+  /// Such calls answer success and do nothing.
+  void drop_call(const std::string& function, int64_t nth, int64_t times);
+
+  /// Throws when this call of `function` is to fail; false when it is to do nothing. One relaxed
+  /// load when nothing is injected.
+  bool check_call(const char* function);
   /// Throws when the copy that is about to run is to fail.
   void check_copy();
 
@@ -27,7 +31,7 @@ class Faults {
   struct CallFault {
     std::string function;
     int64_t before;  // calls that still succeed
-    aclError code;
+    aclError code;   // ACL_SUCCESS: the call is dropped
     int64_t times;
   };
   std::atomic<bool> any_call_{false};

@@ -49,7 +49,7 @@ void Graph::add_record(int lane, Event& event) {
   task.body = [edge](TaskRun& run) {
     Engine& engine = Engine::get();
     Engine::Lock lock(engine.mutex);
-    run.graph->edges[edge] = {true, run.now_ns};
+    run.graph->edges[edge] = {true, run.now_ns, run.clock()};
     engine.changed.notify_all();
   };
   add(lane, std::move(task));
@@ -71,6 +71,7 @@ void Graph::add_wait(int lane, const Event& event) {
     Engine::Lock lock(engine.mutex);
     wait_in_task(lock, engine, run, [&] { return run.graph->edges[edge].done; });
     run.reach(run.graph->edges[edge].time_ns);
+    run.happens_after(run.graph->edges[edge].clock);
   };
   add(lane, std::move(task));
   edges_[edge].to.insert(lane);
@@ -139,10 +140,15 @@ std::string Graph::describe() const {
   return text.str();
 }
 
-void Graph::run_lane(const Lane& lane, TaskRun run, GraphRun& replay, int64_t& end_ns) const {
+void Graph::run_lane(size_t lane, TaskRun& run, GraphRun& replay, uint32_t component) const {
   Engine& engine = Engine::get();
-  for (const Task& task : lane.tasks) {
+  const auto whole = run.order;
+  uint64_t number = 0;
+  for (const Task& task : lanes_[lane].tasks) {
     const int64_t start_ns = run.now_ns;
+    if (whole) {
+      run.order = engine.races.begin_captured(*whole, task, run.order->clock, component, ++number);
+    }
     Failure failure;
     bool abandoned = false;
     try {
@@ -161,24 +167,33 @@ void Graph::run_lane(const Lane& lane, TaskRun run, GraphRun& replay, int64_t& e
     if (replay.failure || replay.abandoned) break;
     engine.add_timeline(run.stream, task, start_ns, run.now_ns);
   }
-  end_ns = run.now_ns;
 }
 
 void Graph::replay(TaskRun& run) const {
   GraphRun state;
   state.edges.resize(edges_.size());
-  std::vector<int64_t> ends(lanes_.size(), run.now_ns);
-  const TaskRun start{run.stream, &state, run.now_ns};
+  std::vector<TaskRun> runs(lanes_.size(), TaskRun{run.stream, &state, run.now_ns, run.order});
+  auto& components = run.stream.lane_components;  // replays in one stream follow one another
+  while (components.size() + 1 < lanes_.size()) {
+    components.push_back(Engine::get().races.add_component());
+  }
   {
     std::vector<std::jthread> others;
     for (size_t lane = 1; lane < lanes_.size(); ++lane) {
-      others.emplace_back([&, lane] { run_lane(lanes_[lane], start, state, ends[lane]); });
+      others.emplace_back([&, lane] { run_lane(lane, runs[lane], state, components[lane - 1]); });
     }
-    run_lane(lanes_[0], start, state, ends[0]);
+    run_lane(0, runs[0], state, run.stream.component);
+  }
+  if (run.order) {
+    for (const TaskRun& lane : runs) run.happens_after(lane.clock());
+    const Engine::Lock lock(Engine::get().mutex);
+    auto all = std::make_shared<VectorClock>(run.order->clock);
+    if (replayed_) all->join(*replayed_);
+    replayed_ = std::move(all);
   }
   if (state.failure) throw SimulatorError(state.failure.code, state.failure.message);
   if (state.abandoned) throw Abandoned{};
-  run.now_ns = *std::max_element(ends.begin(), ends.end());
+  for (const TaskRun& lane : runs) run.reach(lane.now_ns);
 }
 
 aclmdlRICaptureMode& thread_capture_mode() {

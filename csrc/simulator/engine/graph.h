@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <thread>
@@ -30,7 +31,8 @@ class Graph : public std::enable_shared_from_this<Graph> {
   const std::thread::id begin_thread = std::this_thread::get_id();
   State state = State::kCapturing;
   int id = 0;
-  std::atomic<int> running{0};  // replays that are queued or under way
+  std::atomic<int> running{0};                       // replays that are queued or under way
+  std::map<aclrtCallback, void*> destroy_callbacks;  // run in this order when it is destroyed
 
   /// Notes what makes the capture useless, though it goes on: finish throws the first of these.
   void refuse(Failure failure) {
@@ -65,6 +67,8 @@ class Graph : public std::enable_shared_from_this<Graph> {
   /// Runs everything once, as part of `run`: lane 0 on the calling thread, each other lane on a
   /// thread of its own, so that a lane blocked on an external event does not block the others.
   void replay(TaskRun& run) const;
+  /// For the race checker: what the replays so far have done. With the engine's mutex.
+  ClockRef replayed() const { return replayed_; }
 
  private:
   struct Lane {
@@ -79,12 +83,14 @@ class Graph : public std::enable_shared_from_this<Graph> {
   };
 
   bool all_lanes_joined() const;
-  void run_lane(const Lane& lane, TaskRun run, GraphRun& replay, int64_t& end_ns) const;
+  /// Moves `run` to the end of the lane.
+  void run_lane(size_t lane, TaskRun& run, GraphRun& replay, uint32_t component) const;
 
   std::vector<Lane> lanes_;
   std::vector<Edge> edges_;
   std::vector<std::shared_ptr<Event>> events_;  // those this capture has recorded
   Failure refusal_;
+  mutable ClockRef replayed_;
 };
 
 /// The state of one replay. Guarded by the engine's mutex.
@@ -93,6 +99,7 @@ class GraphRun {
   struct Edge {
     bool done = false;
     int64_t time_ns = 0;
+    ClockRef clock;
   };
   std::vector<Edge> edges;
   Failure failure;         // of the first task that failed

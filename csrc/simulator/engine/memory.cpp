@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "engine/engine.h"
 #include "engine/error.h"
 
 namespace npu_kv::sim {
@@ -175,6 +176,7 @@ void MemoryMap::free_device(void* pointer) {
   std::unique_lock lock(mutex_);
   freed = remove(pointer, Place::kDevice, false);
   lock.unlock();
+  if (freed) Engine::get().races.freed(freed);
   if (!freed) {
     throw SimulatorError(ACL_ERROR_RT_PARAM_INVALID,
                          "EE1011: " + range_text(reinterpret_cast<uintptr_t>(pointer), 0) +
@@ -187,6 +189,7 @@ void MemoryMap::free_pinned(void* pointer) {
   std::unique_lock lock(mutex_);
   freed = remove(pointer, Place::kPinned, false);
   lock.unlock();
+  if (freed) Engine::get().races.freed(freed);
   if (!freed) {
     throw SimulatorError(ACL_ERROR_RT_PARAM_INVALID,
                          "EE1011: " + range_text(reinterpret_cast<uintptr_t>(pointer), 0) +
@@ -232,7 +235,10 @@ void MemoryMap::register_host(void* pointer, size_t bytes) {
 
 void MemoryMap::unregister_host(void* pointer) {
   std::unique_lock lock(mutex_);
-  if (!remove(pointer, Place::kPinned, true)) {
+  const auto unregistered = remove(pointer, Place::kPinned, true);
+  lock.unlock();
+  if (unregistered) Engine::get().races.freed(unregistered);
+  if (!unregistered) {
     throw SimulatorError(ACL_ERROR_HOST_MEMORY_NOT_REGISTERED,
                          "EE1003: " + range_text(reinterpret_cast<uintptr_t>(pointer), 0) +
                              " is not the start of a registered range");

@@ -13,10 +13,19 @@
 #include <unordered_map>
 
 #include "engine/settings.h"
+#include "engine/vector_clock.h"
 
 namespace npu_kv::sim {
 
+struct Actor;
+
 enum class Place { kDevice, kPinned, kPageable };
+
+/// When a word got its value: on the virtual clock, and for the race checker.
+struct WordWrite {
+  int64_t time_ns = 0;
+  ClockRef clock;
+};
 
 /// One live allocation or registered host range. The bytes stay mapped while anybody holds the
 /// object, so a copy in flight never faults; `live` turns false at the free.
@@ -35,8 +44,9 @@ struct Allocation {
   size_t mapped_bytes = 0;  // what the destructor unmaps; 0 for registered memory
   bool registered = false;
   std::atomic<bool> live{true};
-  /// Virtual time of the last aclrtValueWrite, by offset. Guarded by the engine's mutex.
-  std::unordered_map<uintptr_t, int64_t> words_written_ns;
+  /// The last aclrtValueWrite, by offset. Guarded by the engine's mutex.
+  std::unordered_map<uintptr_t, WordWrite> words_written;
+  std::shared_ptr<const Actor> freed_by;  // the race checker's
 };
 
 /// Where an address range lies. `allocation` is null for page-able memory.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "engine/engine.h"
 #include "engine/error.h"
 #include "engine/number_formats.h"
 
@@ -79,9 +80,26 @@ void require_live(const OperatorTensor& tensor, const std::string& type) {
   }
 }
 
+/// Where an operator's reports go.
+struct Reports {
+  Shapes* shapes;
+  Touched* touched;
+};
+
+void touch(const npu_sim_operator_call* call, int is_output, size_t tensor, size_t offset,
+           size_t bytes) {
+  Touched& touched = *static_cast<Reports*>(call->runtime)->touched;
+  auto& ranges = (is_output != 0 ? touched.outputs : touched.inputs)[tensor];
+  if (!ranges.empty() && ranges.back().offset + ranges.back().bytes == offset) {
+    ranges.back().bytes += bytes;
+  } else {
+    ranges.push_back({offset, bytes});
+  }
+}
+
 int resize_output(const npu_sim_operator_call* call, size_t output, int32_t dims,
                   const int64_t* shape) {
-  auto* const shapes = static_cast<Shapes*>(call->runtime);
+  auto* const shapes = static_cast<Reports*>(call->runtime)->shapes;
   if (shapes == nullptr) return 1;
   if (shapes->size() <= output) shapes->resize(output + 1);
   (*shapes)[output].assign(shape, shape + dims);
@@ -103,7 +121,7 @@ std::string OperatorCall::signature() const {
 }
 
 int OperatorCall::invoke(npu_sim_operator_function function, bool with_device_data,
-                         int64_t& traffic, std::string& error) const {
+                         int64_t& traffic, std::string& error, Touched* touched) const {
   Views views;
   for (const OperatorTensor& tensor : inputs) {
     views.inputs.push_back(view(tensor, with_device_data));
@@ -122,6 +140,7 @@ int OperatorCall::invoke(npu_sim_operator_function function, bool with_device_da
                                 value.floats.data(), strings.data(), value.row_lengths.data()});
   }
   std::array<char, 1024> reason{};
+  Reports reports{resized.get(), touched};
   const npu_sim_operator_call call = {type.c_str(),
                                       views.inputs.size(),
                                       views.inputs.data(),
@@ -133,7 +152,8 @@ int OperatorCall::invoke(npu_sim_operator_function function, bool with_device_da
                                       reason.size(),
                                       &traffic,
                                       resize_output,
-                                      resized.get()};
+                                      touched == nullptr ? nullptr : touch,
+                                      &reports};
   const int result = function(&call, kernel.user);
   reason.back() = '\0';
   error = reason.data();
@@ -152,12 +172,41 @@ std::string OperatorCall::prepare() {
   return reason.empty() ? "it was refused" : reason;
 }
 
-std::string OperatorCall::run() const {
+void OperatorCall::note(const TaskOrder& order, const Touched& touched) const {
+  std::vector<std::shared_ptr<Allocation>> allocations;
+  for (const auto* tensors : {&inputs, &outputs}) {
+    for (const OperatorTensor& tensor : *tensors) allocations.push_back(tensor.location.allocation);
+  }
+  RaceChecker::Accesses accesses(Engine::get().races, order, allocations);
+  const auto each = [](const OperatorTensor& tensor, const std::vector<Touched::Range>& ranges,
+                       auto&& use) {
+    if (!tensor.location.allocation) return;
+    if (ranges.empty()) use(tensor.location.storage, tensor.bytes);
+    for (const auto& [offset, bytes] : ranges) use(tensor.location.storage + offset, bytes);
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    each(inputs[i], touched.inputs[i],
+         [&](const char* begin, size_t bytes) { accesses.read(begin, bytes); });
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    each(outputs[i], touched.outputs[i],
+         [&](const char* begin, size_t bytes) { accesses.write(begin, bytes); });
+  }
+}
+
+std::string OperatorCall::run(const TaskOrder* order) const {
   for (const OperatorTensor& tensor : inputs) require_live(tensor, type);
   for (const OperatorTensor& tensor : outputs) require_live(tensor, type);
   std::string reason;
   int64_t traffic = bytes;
-  const int result = invoke(kernel.run, true, traffic, reason);
+  Touched touched;
+  if (order != nullptr) {
+    touched.inputs.resize(inputs.size());
+    touched.outputs.resize(outputs.size());
+  }
+  const int result =
+      invoke(kernel.run, true, traffic, reason, order == nullptr ? nullptr : &touched);
+  if (order != nullptr && result == NPU_SIM_DONE) note(*order, touched);
   if (result == NPU_SIM_DONE) return {};
   if (result == NPU_SIM_REFUSED) return reason.empty() ? "it was refused" : reason;
   throw SimulatorError(ACL_ERROR_RT_AICORE_EXCEPTION,

@@ -76,6 +76,16 @@ struct OperatorTensor {
 
 using Shapes = std::vector<std::vector<int64_t>>;
 
+/// The bytes of its tensors that an operator has used, where it says so.
+struct Touched {
+  struct Range {
+    size_t offset;
+    size_t bytes;
+  };
+  std::vector<std::vector<Range>> inputs;
+  std::vector<std::vector<Range>> outputs;
+};
+
 /// Everything a kernel needs, owned. Constant once it is queued.
 class OperatorCall {
  public:
@@ -95,11 +105,13 @@ class OperatorCall {
   std::string prepare();
   /// Returns why the kernel could not compute this; nothing when it has. Throws 507015 when the
   /// device would have failed, or the memory of a tensor has been freed.
-  std::string run() const;
+  /// With `order` the race checker learns what was used.
+  std::string run(const TaskOrder* order) const;
 
  private:
   int invoke(npu_sim_operator_function function, bool with_device_data, int64_t& traffic,
-             std::string& reason) const;
+             std::string& reason, Touched* touched = nullptr) const;
+  void note(const TaskOrder& order, const Touched& touched) const;
 };
 
 }  // namespace npu_kv::sim

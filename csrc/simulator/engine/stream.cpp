@@ -10,9 +10,10 @@
 namespace npu_kv::sim {
 namespace {
 
-void complete(Record& record, int64_t time_ns, const Failure& failure) {
+void complete(Record& record, int64_t time_ns, const ClockRef& clock, const Failure& failure) {
   record.done = true;
   record.time_ns = time_ns;
+  record.clock = clock;
   record.failure = failure;
 }
 
@@ -69,6 +70,7 @@ void Stream::run_task(Engine::Lock& lock, Task task) {
   Engine& engine = Engine::get();
   TaskRun run{*this, nullptr, std::max(now_ns, task.submitted_ns)};
   const int64_t start_ns = run.now_ns;
+  if (task.origin) run.order = engine.races.begin(*this, task);
   Failure outcome;
   bool ran = false;
   const bool drop = given_up(engine, *this);
@@ -87,6 +89,8 @@ void Stream::run_task(Engine::Lock& lock, Task task) {
   task.body = nullptr;  // what it holds (memory, graphs) is released before the task counts as done
   lock.lock();
   ++finished;
+  if (run.order) clock = run.clock();
+  if (task.origin) engine.races.finish(task);
   if (outcome) {
     if (context.stop_on_failure) {
       if (!context.failure) context.failure = outcome;
@@ -100,7 +104,7 @@ void Stream::run_task(Engine::Lock& lock, Task task) {
   }
   if (task.record) {
     const Failure dropped{ACL_ERROR_RT_INTERNAL_ERROR, "EE9999: the task was dropped unrun"};
-    complete(*task.record, now_ns, ran || outcome ? outcome : dropped);
+    complete(*task.record, now_ns, clock, ran || outcome ? outcome : dropped);
   }
 }
 
@@ -111,6 +115,7 @@ std::shared_ptr<Stream> create_stream(Engine& engine, Context& context, uint32_t
         "EE1023: all " + std::to_string(engine.settings.max_streams) + " streams are in use");
   }
   auto stream = std::make_shared<Stream>(context, engine.next_stream_id++, flags);
+  stream->component = engine.races.add_component();
   engine.streams[stream.get()] = stream;
   return stream;
 }
@@ -146,6 +151,7 @@ void submit_locked(Engine& engine, Stream& stream, Task task) {
   }
   throw_if(stream.context.failure);
   task.submitted_ns = engine.host_ns += engine.settings.call_ns;
+  task.origin = engine.races.submitting(task.label, stream.capture != nullptr);
   if (stream.capture != nullptr) {
     stream.capture->add(stream.lane, std::move(task));
   } else {
@@ -184,7 +190,10 @@ void synchronize_streams(Engine::Lock& lock, Engine& engine,
         ACL_ERROR_RT_STREAM_SYNC_TIMEOUT,
         "EE1002: the work has not finished after " + std::to_string(timeout_ms) + " ms");
   }
-  for (const auto& stream : streams) engine.host_reaches(stream->now_ns);
+  for (const auto& stream : streams) {
+    engine.host_reaches(stream->now_ns);
+    engine.races.host_saw(stream->clock);
+  }
   for (const auto& stream : streams) report_failure(*stream);
 }
 

@@ -36,6 +36,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool discarding = false;  // destroyed by force: drop queued tasks, leave blocking ones
   Failure failure;          // failure mode CONTINUE: reported once, by the next synchronise
   int64_t now_ns = 0;       // virtual time at which the last task ended
+  ClockRef clock;           // for the race checker: what has happened by then
+  uint32_t component = 0;   // in its clocks; further ones for the streams inside a graph
+  std::vector<uint32_t> lane_components;
 
   Graph* capture = nullptr;  // the graph this stream records into
   int lane = -1;

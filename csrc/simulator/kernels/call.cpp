@@ -1,6 +1,6 @@
 #include "kernels/call.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 #include <c10/util/strides.h>
 
 #include <cstring>
@@ -152,6 +152,74 @@ at::Tensor Call::strided_in(size_t index, at::IntArrayRef sizes, at::IntArrayRef
 at::Tensor Call::strided_out(size_t index, at::IntArrayRef sizes, at::IntArrayRef strides,
                              int64_t offset) const {
   return view(output(index), sizes, strides, offset);
+}
+
+void Call::touch_in(size_t index, const at::Tensor& part) const { touch(false, index, part); }
+
+void Call::touch_out(size_t index, const at::Tensor& part) const { touch(true, index, part); }
+
+void Call::touch_in(size_t index, const at::Tensor& whole, const Indices& indices) const {
+  touch(false, index, whole, indices);
+}
+
+void Call::touch_out(size_t index, const at::Tensor& whole, const Indices& indices) const {
+  touch(true, index, whole, indices);
+}
+
+void Call::touch(bool is_output, size_t index, const at::Tensor& part) const {
+  if (call_.touch == nullptr || part.numel() == 0) return;
+  // The dimensions at the end that are dense make one row; the others say where rows begin.
+  int64_t row = 1;
+  int64_t outer = part.dim();
+  while (outer > 0 && (part.size(outer - 1) == 1 || part.stride(outer - 1) == row)) {
+    row *= part.size(--outer);
+  }
+  at::Tensor firsts = at::zeros({1}, at::kLong);
+  for (int64_t dim = 0; dim < outer; ++dim) {
+    firsts =
+        (firsts.unsqueeze(1) + at::arange(part.size(dim), at::kLong) * part.stride(dim)).flatten();
+  }
+  touch_rows(is_output, index, part, firsts, row);
+}
+
+void Call::touch(bool is_output, size_t index, const at::Tensor& whole,
+                 const Indices& indices) const {
+  if (call_.touch == nullptr || whole.numel() == 0) return;
+  int64_t outer = 0;  // dimensions up to the last that has an index
+  at::Tensor chosen = at::zeros({1}, at::kLong);
+  at::Tensor firsts = at::zeros({1}, at::kLong);
+  for (int64_t dim = 0; dim < static_cast<int64_t>(indices.size()); ++dim) {
+    const std::optional<at::Tensor> along = indices.get(dim);
+    if (!along) continue;
+    outer = dim + 1;
+    const at::Tensor place = along->to(at::kLong).remainder(whole.size(dim));
+    chosen = chosen + place * whole.stride(dim);
+  }
+  if (chosen.numel() == 0) return;
+  firsts = chosen.flatten();
+  for (int64_t dim = 0; dim < outer; ++dim) {
+    if (indices.get(dim)) continue;
+    firsts = (firsts.unsqueeze(1) + at::arange(whole.size(dim), at::kLong) * whole.stride(dim))
+                 .flatten();
+  }
+  int64_t row = 1;
+  for (int64_t dim = outer; dim < whole.dim(); ++dim) row *= whole.size(dim);
+  touch_rows(is_output, index, whole, firsts, row);
+}
+
+void Call::touch_rows(bool is_output, size_t index, const at::Tensor& view,
+                      const at::Tensor& firsts, int64_t elements) const {
+  const npu_sim_tensor& tensor = is_output ? output(index) : input(index);
+  const auto item = static_cast<size_t>(view.element_size());
+  const auto base = static_cast<size_t>(static_cast<const char*>(view.const_data_ptr()) -
+                                        static_cast<const char*>(tensor.data));
+  const at::Tensor sorted = std::get<0>(firsts.sort()).contiguous();
+  const int64_t* first = sorted.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < sorted.numel(); ++i) {
+    if (i > 0 && first[i] == first[i - 1]) continue;
+    call_.touch(&call_, is_output, index, base + static_cast<size_t>(first[i]) * item,
+                static_cast<size_t>(elements) * item);
+  }
 }
 
 void Call::give(std::initializer_list<at::Tensor> results) const {

@@ -1,9 +1,11 @@
 // One operator call as a kernel sees it: CPU tensors over the simulated device memory.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -66,6 +68,16 @@ class Call {
   at::Tensor strided_out(size_t output, at::IntArrayRef sizes, at::IntArrayRef strides,
                          int64_t offset) const;
 
+  /// For an operator that uses a part of a tensor: says which, for the race checker. `part` is a
+  /// view of the tensor's data. Nothing is said of a part without elements: the tensor then counts
+  /// as a whole.
+  void touch_in(size_t input, const at::Tensor& part) const;
+  void touch_out(size_t output, const at::Tensor& part) const;
+  /// As above, of the elements of `whole` that the index tensors select, as at::index does.
+  using Indices = c10::List<std::optional<at::Tensor>>;
+  void touch_in(size_t input, const at::Tensor& whole, const Indices& indices) const;
+  void touch_out(size_t output, const at::Tensor& whole, const Indices& indices) const;
+
   /// Writes the results, converted to the outputs' dtypes. The shapes must agree.
   void give(const at::Tensor& result) const { give({result}); }
   void give(std::initializer_list<at::Tensor> results) const;
@@ -82,6 +94,10 @@ class Call {
   const npu_sim_tensor& input(size_t index) const;
   const npu_sim_tensor& output(size_t index) const;
   const npu_sim_attribute* find(const char* name, int kind) const;
+  void touch(bool is_output, size_t tensor, const at::Tensor& part) const;
+  void touch(bool is_output, size_t tensor, const at::Tensor& whole, const Indices& indices) const;
+  void touch_rows(bool is_output, size_t tensor, const at::Tensor& view, const at::Tensor& firsts,
+                  int64_t elements) const;
 
   const npu_sim_operator_call& call_;
 };

@@ -34,12 +34,20 @@ at::Tensor rows(const at::Tensor& x, int64_t axis, const at::Tensor& index) {
   return x.index_select(axis, index.flatten()).reshape(shape);
 }
 
+Call::Indices along(int64_t axis, const at::Tensor& index) {
+  Call::Indices indices;
+  for (int64_t dim = 0; dim < axis; ++dim) indices.push_back(std::nullopt);
+  indices.push_back(index);
+  return indices;
+}
+
 void gather_rows(const Call& call) {
   if (call.integer("batch_dims", 0) != 0) throw Unsupported("batch_dims");
   const at::Tensor x = call.in(0);
   const at::Tensor index = call.in(1);
   const int64_t axis = axis_of(call, call.ints(2).at(0));
   require_within(index, x.size(axis));
+  call.touch_in(0, x, along(axis, index));
   call.give(rows(x, axis, index));
 }
 
@@ -67,8 +75,8 @@ void scatter_elements(const Call& call) {
 
 /// Input 1 holds 1 for each dimension that has an index tensor; the tensors follow from `first`.
 /// Dimensions behind its end have none.
-c10::List<std::optional<at::Tensor>> index_list(const Call& call, size_t mask, size_t first) {
-  c10::List<std::optional<at::Tensor>> list;
+Call::Indices index_list(const Call& call, size_t mask, size_t first) {
+  Call::Indices list;
   size_t next = first;
   int64_t dim = 0;
   for (const int64_t indexed : call.ints(mask)) {
@@ -84,7 +92,12 @@ c10::List<std::optional<at::Tensor>> index_list(const Call& call, size_t mask, s
   return list;
 }
 
-void index(const Call& call) { call.give(at::index(call.in(0), index_list(call, 1, 3))); }
+void index(const Call& call) {
+  const at::Tensor x = call.in(0);
+  const auto indices = index_list(call, 1, 3);
+  call.touch_in(0, x, indices);
+  call.give(at::index(x, indices));
+}
 
 int64_t index_bytes(const Call& call) {
   int64_t total = 2 * call.out_bytes();
@@ -100,7 +113,12 @@ void index_put(const Call& call) {
   // Refuses shapes that do not fit, before anything is written.
   const at::Tensor slots = at::index(target, indices);
   const at::Tensor expanded = values.expand_as(slots).clone();
-  if (!call.in_place(0)) call.give(call.in(0));
+  if (call.in_place(0)) {
+    call.touch_in(0, target, indices);
+    call.touch_out(0, target, indices);
+  } else {
+    call.give(call.in(0));
+  }
   at::Tensor(target).index_put_(indices, expanded, call.flag("accumulate", false));
 }
 
@@ -139,6 +157,7 @@ void gather_first(const Call& call) {
   const at::Tensor x = call.in(0);
   const at::Tensor index = call.in(1).to(at::kLong);
   require_within(index, x.size(0));
+  call.touch_in(0, x, along(0, index));
   call.give(rows(x, 0, index));
 }
 

@@ -11,6 +11,7 @@ int64_t twice_the_output(const Call& call) { return 2 * call.out_bytes(); }
 /// Input 1 sizes, 2 strides, 3 offset.
 void as_strided(const Call& call) {
   const at::Tensor source = call.strided_in(0, call.ints(1), call.ints(2), call.number(3).toLong());
+  call.touch_in(0, source);
   call.give(source);
 }
 
@@ -21,6 +22,9 @@ void view_copy(const Call& call) {
   const std::vector<int64_t> sizes = call.ints(1);
   const at::Tensor target = call.strided_out(0, sizes, call.ints(2), call.number(3).toLong());
   const at::Tensor source = call.strided_in(4, call.ints(5), call.ints(6), call.number(7).toLong());
+  call.touch_in(0, target);
+  call.touch_out(0, target);
+  call.touch_in(4, source);
   target.copy_(source.clone());  // the two may overlap
 }
 
@@ -38,6 +42,7 @@ void slice(const Call& call) {
     const int64_t extent = size[dim] == -1 ? x.size(dim) - begin[dim] : size[dim];
     x = x.narrow(static_cast<int64_t>(dim), begin[dim], extent);
   }
+  call.touch_in(0, x);
   call.give(x.reshape(call.out_shape()));  // a dimension of one element may be left out
 }
 
@@ -54,6 +59,7 @@ void strided_slice(const Call& call) {
     if (step[dim] <= 0) throw Unsupported("a step of " + std::to_string(step[dim]));
     x = x.slice(static_cast<int64_t>(dim), begin[dim], end[dim], step[dim]);
   }
+  call.touch_in(0, x);
   call.give(x.reshape(call.out_shape()));
 }
 

@@ -90,6 +90,8 @@ aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode* mode);
 aclError aclmdlRIExecuteAsync(aclmdlRI graph, aclrtStream stream);
 aclError aclmdlRIExecute(aclmdlRI graph, int32_t timeout_ms);
 aclError aclmdlRIDestroy(aclmdlRI graph);
+aclError aclmdlRIDestroyRegisterCallback(aclmdlRI graph, aclrtCallback function, void* argument);
+aclError aclmdlRIDestroyUnregisterCallback(aclmdlRI graph, aclrtCallback function);
 aclError aclmdlRIGetId(aclmdlRI graph, uint32_t* id);
 aclError aclmdlRIDebugJsonPrint(aclmdlRI graph, const char* path, uint32_t flags);
 aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream);

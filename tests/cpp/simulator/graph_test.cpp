@@ -683,6 +683,52 @@ TEST(destroy_waits_for_replays_up_to_a_limit) {
   CHECK_EQUAL(device.read(8), "gggggggg");
 }
 
+TEST(who_asked_is_told_when_a_graph_is_destroyed) {
+  Session session;
+  Stream stream;
+  static std::vector<int> told;
+  told.clear();
+  const aclrtCallback first = [](void* argument) { told.push_back(*static_cast<int*>(argument)); };
+  const aclrtCallback second = [](void* argument) {
+    told.push_back(10 * *static_cast<int*>(argument));
+  };
+  int numbers[] = {1, 2, 3};
+
+  CHECK_OK(aclmdlRICaptureBegin(stream, kGlobal));
+  aclmdlRI graph = graph_of(stream);
+  // Already during the capture; a function once, whatever its argument.
+  CHECK_OK(aclmdlRIDestroyRegisterCallback(graph, first, &numbers[0]));
+  CHECK_EQUAL(aclmdlRIDestroyRegisterCallback(graph, first, &numbers[1]), ACL_ERROR_INVALID_PARAM);
+  CHECK_OK(aclmdlRICaptureEnd(stream, &graph));
+  CHECK_OK(aclmdlRIDestroyRegisterCallback(graph, second, &numbers[2]));
+  CHECK_OK(aclmdlRIExecuteAsync(graph, stream));
+  CHECK_OK(aclrtSynchronizeStream(stream));
+  CHECK(told.empty());
+  CHECK_OK(aclmdlRIDestroy(graph));
+  std::sort(told.begin(), told.end());
+  CHECK((told == std::vector<int>{1, 30}));
+
+  // Not after it has withdrawn.
+  told.clear();
+  graph = capture(stream, [] {});
+  CHECK_EQUAL(aclmdlRIDestroyUnregisterCallback(graph, first), ACL_ERROR_INVALID_PARAM);
+  CHECK_OK(aclmdlRIDestroyRegisterCallback(graph, first, &numbers[0]));
+  CHECK_OK(aclmdlRIDestroyUnregisterCallback(graph, first));
+  CHECK_OK(aclmdlRIDestroy(graph));
+  CHECK(told.empty());
+
+  // A capture that fails destroys its graph too.
+  CHECK_OK(aclmdlRICaptureBegin(stream, kGlobal));
+  CHECK_OK(aclmdlRIDestroyRegisterCallback(graph_of(stream), first, &numbers[1]));
+  npu_sim_set("graph_copies", 1);
+  PinnedMemory host(8);
+  DeviceMemory device(8);
+  CHECK_OK(h2d(device, host, 8, stream));
+  CHECK_EQUAL(h2d(device, host, 8, stream), ACL_ERROR_RT_NO_STREAM_RESOURCE);
+  CHECK_EQUAL(aclmdlRICaptureEnd(stream, &graph), ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED);
+  CHECK((told == std::vector<int>{2}));
+}
+
 TEST(captured_copies_are_limited_per_stream_and_direction) {
   Session session;
   Stream a;
