@@ -1,8 +1,9 @@
 // What the operator is compared with, without torch: the runtime's batch call made by hand.
-// host_cost.py builds it with the system's compiler and calls it through ctypes. Every function
+// host_cost.py builds it with the system's compiler and calls it through ctypes. What copies
 // returns the runtime's error code, 0 for success.
 #include <acl/acl.h>
 #include <dlfcn.h>
+#include <time.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -71,4 +72,17 @@ extern "C" int bare_block_copy(const int64_t* dst_base, const int64_t* src_base,
   }
   if (filled == 0) return 0;
   return batch_copy(dst.data(), src.data(), size.data(), filled, to_device != 0, device, stream);
+}
+
+// For aclrtLaunchHostFunc: adds the time at which a stream calls it. The argument is an array: how
+// many times are in it, how many there is room for, then the times in ns.
+extern "C" void bare_stamp(void* argument) {
+  auto* stamps = static_cast<int64_t*>(argument);
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t count = stamps[0];
+  if (count < stamps[1]) {
+    stamps[2 + count] = static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  }
+  ++stamps[0];
 }

@@ -56,6 +56,13 @@ def backend_cost(sim: ModuleType) -> Iterator[ModuleType]:
     assert (sim.settings(), os.sched_getaffinity(0), threading.active_count()) == before
 
 
+@pytest.fixture
+def graph_replay(sim: ModuleType) -> Iterator[ModuleType]:
+    before = sim.settings()
+    yield importlib.import_module("graph_replay")
+    assert sim.settings() == before
+
+
 def _report(path: Path) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(path.read_text())
     assert set(report) == {"benchmark", "machine", "settings", "rows", "targets"}
@@ -307,3 +314,72 @@ def test_backend_cost_counts_what_was_issued_before_the_load(backend_cost: Modul
     assert backend_cost.share_before_load(tasks, streams, 512) == 0.5
     with pytest.raises(RuntimeError, match="the store has"):
         backend_cost.share_before_load(tasks[1:], streams, 512)
+
+
+def test_graph_replay(
+    graph_replay: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "replay.json"
+    assert graph_replay.main(["--quick", "--json", str(file)]) == 0
+    report = _report(file)
+    assert report["settings"]["runtime"] == "sim"
+    start, host, capture = report["rows"]
+    assert [row["part"] for row in report["rows"]] == ["start", "host", "capture"]
+    alone, queued = start["seconds"]["one at a time"], start["seconds"]["back to back"]
+    assert set(alone) == {"to callback", "callback to copy", "to copy", "through"}
+    assert set(queued) == {"to callback", "through"}
+    for times in (*alone.values(), *queued.values()):
+        assert 0 < times["p50"] <= times["p99"]
+    for share in ("p50", "p99"):
+        parts = alone["to callback"][share] + alone["callback to copy"][share]
+        assert alone["to copy"][share] == pytest.approx(parts)
+    assert set(host["seconds"]) == {
+        *("replay", "graph of one operator", "eager, NPU ids", "eager, CPU ids"),
+    }
+    for seconds in host["seconds"].values():
+        assert 0 < seconds["call"] <= seconds["done"]
+    for seconds in capture["seconds"].values():
+        assert set(seconds) == {"captures", "compiles"}
+    (target,) = report["targets"]
+    assert target["name"] == "stream at the swap to first copy, 2x3, p50, us"
+    assert target["measured"] == pytest.approx(alone["to copy"]["p50"] * 1e6)
+    assert "no NPU took part" in capsys.readouterr().out
+
+
+def test_graph_replay_check_fails_on_a_target_out_of_reach(
+    graph_replay: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--quick", "--parts", "start", "--check"]
+    monkeypatch.setattr(graph_replay, "START_US", float("inf"))
+    assert graph_replay.main(arguments) == 0
+    monkeypatch.setattr(graph_replay, "START_US", 0.0)
+    assert graph_replay.main(arguments) == 1
+    assert "stream at the swap to first copy" in capsys.readouterr().err
+
+
+def test_graph_replay_notices_a_contestant_that_does_less(graph_replay: ModuleType) -> None:
+    load = graph_replay.Load(2, 3, 512)
+    with pytest.raises(RuntimeError, match=r"idle copied \(0, 0\) .* instead of \(3072, 6\)"):
+        graph_replay.check_same_work({"idle": dict}, load)
+
+
+def test_graph_replay_notices_a_stamp_that_is_missing(graph_replay: ModuleType) -> None:
+    stamp = graph_replay.Stamp(graph_replay.build_bare_runtime(), 4)
+    graph = graph_replay.captured(stamp.put_on_stream)
+    import torch
+
+    for _ in range(2):
+        graph.replay()
+    torch.npu.synchronize()
+    first, second = stamp.times(2)
+    assert 0 < first <= second
+    with pytest.raises(RuntimeError, match="2 stamps instead of 3"):
+        stamp.times(3)
+
+
+@pytest.mark.parametrize("wrong", ["64", "0x4"])
+def test_graph_replay_refuses_a_shape_that_is_none(graph_replay: ModuleType, wrong: str) -> None:
+    for option in ("--shapes", "--start-shape"):
+        with pytest.raises(SystemExit) as stop:
+            graph_replay.main([option, wrong])
+        assert stop.value.code == 2

@@ -72,6 +72,33 @@ def test_one_failing_check_hides_no_other(diagnose: Diagnose, sim: Any, no_cann:
     assert all(found["checks"][name]["advice"] for name in unusual)
 
 
+def test_ids_on_the_npu_say_how_they_work(diagnose: Diagnose, sim: Any, no_cann: None) -> None:
+    _, found = diagnose("--runtime", "sim", NPU_KV_SIM_WITHOUT="aclrtLaunchHostFunc,aclrtValueWait")
+    check = found["checks"]["ids on the NPU"]
+    assert (check["status"], check["essential"]) == ("ok", False)
+    assert "callbacks: aclrtLaunchCallback; signals: ACL_EVENT_EXTERNAL" in check["detail"]
+
+
+def test_ids_on_the_npu_name_what_is_missing(diagnose: Diagnose, sim: Any, no_cann: None) -> None:
+    code, found = diagnose(
+        "--runtime", "sim", NPU_KV_SIM_WITHOUT="aclrtLaunchHostFunc,aclrtLaunchCallback"
+    )
+    assert (code, found["ok"]) == (0, True)
+    check = found["checks"]["ids on the NPU"]
+    assert (check["status"], check["essential"]) == ("failed", False)
+    assert "neither aclrtLaunchHostFunc nor aclrtLaunchCallback" in check["detail"]
+    assert "it has aclrtValueWait, aclrtValueWrite" in check["detail"]
+    assert "pass ids on the CPU" in check["advice"]
+
+
+def test_ids_on_the_npu_are_really_tried(diagnose: Diagnose, sim: Any, no_cann: None) -> None:
+    # Every call of the runtime succeeds, and nothing arrives.
+    _, found = diagnose("--runtime", "sim", NPU_KV_SIM_MOVE_PAYLOAD="0")
+    check = found["checks"]["ids on the NPU"]
+    assert check["status"] == "failed"
+    assert check["advice"]
+
+
 def test_something_essential_missing_is_exit_code_1(
     diagnose: Diagnose, sim: Any, no_cann: None
 ) -> None:

@@ -3,6 +3,7 @@
 #include <torch/version.h>
 
 #include "bindings/copy_backend.h"
+#include "bindings/deferred_calls.h"
 #include "bindings/python_border.h"
 #include "ops/npu_hook.h"
 #include "ops/pointer_checks.h"
@@ -36,6 +37,9 @@ PYBIND11_MODULE(_C, m) {
         return npu_kv::pending_errors().take(device);
       },
       py::arg("device"));
+  m.def("set_pointers_in_graphs", &npu_kv::set_pointers_in_graphs, py::arg("allowed"));
+  m.def("pointers_in_graphs", &npu_kv::pointers_in_graphs);
+  npu_kv::bind_deferred_calls(m);
   m.def("check_all_pointers", &npu_kv::check_all_pointers);
   m.def("set_check_all_pointers", &npu_kv::set_check_all_pointers, py::arg("all"));
   m.def("build_info", [] {

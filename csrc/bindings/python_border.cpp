@@ -40,8 +40,13 @@ void drop_arguments_with_gil(torch::jit::Stack* stack, size_t count) {
   torch::jit::drop(*stack, count);
 }
 
+void check_trace_in_python(const char* overload, bool reads_cpu_ids) {
+  pybind11::gil_scoped_acquire gil;
+  pybind11::module_::import("npu_kv_ops.compiler_checks").attr("at_trace")(overload, reads_cpu_ids);
+}
+
 constexpr PythonBorder border{&throw_python_transfer_error, &warn_in_python,
-                              &drop_arguments_with_gil};
+                              &drop_arguments_with_gil, &check_trace_in_python};
 
 }  // namespace
 

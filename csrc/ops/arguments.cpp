@@ -227,14 +227,19 @@ void check_id_tensors(const at::Tensor& src_blocks, const at::Tensor& dst_blocks
 }
 
 void check_ids_on_cpu(const at::Tensor& src_blocks, const at::Tensor& dst_blocks) {
-  TORCH_CHECK(!on_npu(src_blocks) && !on_npu(dst_blocks),
-              "npu_kv::swap_blocks_batch: block ids on an NPU are not supported yet (",
-              on_npu(src_blocks) ? "src_blocks" : "dst_blocks",
-              "); pass them as CPU tensors, or as lists of int to the .static overload");
   TORCH_CHECK_VALUE(src_blocks.device().is_cpu(), "src_blocks is on ", src_blocks.device(),
                     "; allowed are CPU and NPU");
   TORCH_CHECK_VALUE(dst_blocks.device().is_cpu(), "dst_blocks is on ", dst_blocks.device(),
                     "; allowed are CPU and NPU");
+}
+
+void check_ids_on_npu(const at::Tensor& src_blocks, const at::Tensor& dst_blocks, int device) {
+  TORCH_CHECK_VALUE(src_blocks.device() == dst_blocks.device(), "src_blocks is on ",
+                    src_blocks.device(), " and dst_blocks on ", dst_blocks.device(),
+                    "; they must be on one device");
+  TORCH_CHECK_VALUE(device < 0 || src_blocks.device().index() == device, "src_blocks is on ",
+                    src_blocks.device(), " and the pools are on npu:", device,
+                    "; ids on an NPU must be on that of the pools");
 }
 
 IdList id_list(const at::Tensor& ids) {

@@ -27,6 +27,11 @@ NPU_KV_API bool on_npu(const at::Tensor& tensor);
 // Throws unless both are on the CPU. `check_id_tensors` must have passed.
 NPU_KV_API void check_ids_on_cpu(const at::Tensor& src_blocks, const at::Tensor& dst_blocks);
 
+// Throws unless both are on one NPU, that of the pools (`device`; negative: there is none among
+// them).
+NPU_KV_API void check_ids_on_npu(const at::Tensor& src_blocks, const at::Tensor& dst_blocks,
+                                 int device);
+
 // A view of a contiguous CPU id tensor.
 NPU_KV_API IdList id_list(const at::Tensor& ids);
 inline IdList id_list(at::IntArrayRef ids) { return {ids.data(), true, ids.size()}; }

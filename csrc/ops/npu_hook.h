@@ -5,10 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <cstddef>
 #include <functional>
 
 #include "runtime/export.h"
+#include "runtime/signal_runtime.h"
 #include "runtime/stream_runtime.h"
+#include "transfer/call_scheduler.h"
 
 namespace npu_kv {
 
@@ -20,8 +24,18 @@ class NpuHook {
   virtual void copy_pointers(const at::Tensor& src_ptrs, const at::Tensor& dst_ptrs,
                              const at::Tensor& sizes, int64_t direction) = 0;
 
-  // Lets go of host memory whose copies are done.
+  // Lets go of host memory whose copies are done, and looks for copies that have failed.
   virtual void release_finished() = 0;
+
+  // Of the calls whose block ids lie on an NPU: has streams that get to one copy nothing from now
+  // on; lets go of what belongs to graphs and returns how many; stops doing so because the process
+  // ends; what a device has served; what the runtime has for them.
+  virtual void stop_deferred_calls(std::chrono::nanoseconds timeout) = 0;
+  virtual size_t release_graphs(int device) = 0;
+  virtual void end_graphs(std::chrono::nanoseconds timeout) = 0;
+  virtual size_t live_graphs() = 0;
+  virtual CallStats deferred_call_stats(int device) = 0;
+  virtual SignalSupport signal_support() = 0;
 
   // For the copy backend.
   virtual StreamRuntime& runtime() = 0;

@@ -8,6 +8,7 @@ namespace npu_kv {
 namespace {
 
 std::atomic<bool> all_pointers{false};
+thread_local bool allowed_in_graphs = false;
 
 class PlaceChecker {
  public:
@@ -110,5 +111,9 @@ PointerPlaces check_pointers(const Descriptors& copies, Direction direction, Run
 void set_check_all_pointers(bool all) { all_pointers = all; }
 
 bool check_all_pointers() { return all_pointers; }
+
+void set_pointers_in_graphs(bool allowed) { allowed_in_graphs = allowed; }
+
+bool pointers_in_graphs() { return allowed_in_graphs; }
 
 }  // namespace npu_kv

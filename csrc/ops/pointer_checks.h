@@ -31,4 +31,8 @@ NPU_KV_API PointerPlaces check_pointers(const Descriptors& copies, Direction dir
 NPU_KV_API void set_check_all_pointers(bool all);
 NPU_KV_API bool check_all_pointers();
 
+// Whether a capture may record `.ptrs`, whose addresses every replay will use. Per thread.
+NPU_KV_API void set_pointers_in_graphs(bool allowed);
+NPU_KV_API bool pointers_in_graphs();
+
 }  // namespace npu_kv

@@ -44,4 +44,8 @@ void drop_arguments(torch::jit::Stack* stack, size_t count) {
   torch::jit::drop(*stack, count);
 }
 
+void check_trace(const char* overload, bool reads_cpu_ids) {
+  if (const PythonBorder* border = python.load()) border->check_trace(overload, reads_cpu_ids);
+}
+
 }  // namespace npu_kv

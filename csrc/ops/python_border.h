@@ -27,10 +27,15 @@ NPU_KV_API void warn(const std::string& message);
 // lets go of its Python object under the GIL; here the GIL is taken once for all of them.
 NPU_KV_API void drop_arguments(torch::jit::Stack* stack, size_t count);
 
+// Tells that a compiler traces a call of an overload, which may be refused. `reads_cpu_ids`: it has
+// CPU ids and tensors on an NPU.
+NPU_KV_API void check_trace(const char* overload, bool reads_cpu_ids);
+
 struct PythonBorder {
   void (*throw_transfer_error)(const std::string& message);
   void (*warn)(const std::string& message);
   void (*drop_arguments)(torch::jit::Stack* stack, size_t count);
+  void (*check_trace)(const char* overload, bool reads_cpu_ids);
 };
 
 // `border` must live for ever. Called once, before the operator is used.

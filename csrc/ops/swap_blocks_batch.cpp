@@ -62,21 +62,24 @@ void swap_meta(at::TensorList src, at::TensorList dst, const at::Tensor& src_blo
                const at::Tensor& dst_blocks) {
   check_id_tensors(src_blocks, dst_blocks);
   check_meta_tensors(src, dst);
-  TORCH_CHECK(!on_npu(src_blocks) && !on_npu(dst_blocks),
-              "npu_kv::swap_blocks_batch: block ids on an "
-              "NPU are not supported yet; pass them as CPU tensors, or as lists of int to the "
-              ".static overload");
+  TORCH_CHECK_VALUE(on_npu(src_blocks) == on_npu(dst_blocks),
+                    "src_blocks and dst_blocks are on different devices; they must be on one");
+  const bool reads_cpu_ids = !on_npu(src_blocks);
+  const bool pools_on_npu = !src.empty() && (on_npu(src[0]) || on_npu(dst[0]));
+  check_trace("default", reads_cpu_ids && pools_on_npu);
 }
 
 void swap_static_meta(at::TensorList src, at::TensorList dst, at::IntArrayRef src_blocks,
                       at::IntArrayRef dst_blocks) {
   check_equal_length(src_blocks.size(), dst_blocks.size());
   check_meta_tensors(src, dst);
+  check_trace("static", /*reads_cpu_ids=*/false);
 }
 
 void swap_ptrs_meta(const at::Tensor& src_ptrs, const at::Tensor& dst_ptrs, const at::Tensor& sizes,
                     int64_t direction) {
   check_pointer_arguments(src_ptrs, dst_ptrs, sizes, direction, /*check_device=*/false);
+  check_trace("ptrs", /*reads_cpu_ids=*/false);
 }
 
 }  // namespace
@@ -87,12 +90,16 @@ NpuHook* npu_hook() { return registered_hook.load(); }
 
 }  // namespace npu_kv
 
+// The sources count as written too, though they are not: graph compilers of torch_npu copy an input
+// that is only read into memory of the graph at every call, which for a store is the whole pool,
+// and never notice that a host tensor is another one.
 TORCH_LIBRARY(npu_kv, m) {
   m.def(
-      "swap_blocks_batch(Tensor[] src, Tensor(a!)[] dst, Tensor src_blocks, Tensor dst_blocks) -> "
+      "swap_blocks_batch(Tensor(a!)[] src, Tensor(b!)[] dst, Tensor src_blocks, Tensor dst_blocks) "
+      "-> "
       "()");
   m.def(
-      "swap_blocks_batch.static(Tensor[] src, Tensor(a!)[] dst, int[] src_blocks, int[] "
+      "swap_blocks_batch.static(Tensor(a!)[] src, Tensor(b!)[] dst, int[] src_blocks, int[] "
       "dst_blocks) -> ()");
   m.def(
       "swap_blocks_batch.ptrs(Tensor src_ptrs, Tensor dst_ptrs, Tensor sizes, int direction) -> "

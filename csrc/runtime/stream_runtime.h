@@ -32,6 +32,9 @@ class StreamRuntime : public Runtime {
 
   // Does not block. An error of the work before the event is the status.
   virtual Status event_state(void* event, EventState* state) = 0;
+  // Whether the event was reached, and nothing else: an error of the work before it stays to be
+  // told.
+  virtual bool event_reached(void* event) = 0;
   // When the event was reached, in microseconds of a clock of the device. 207000 where the runtime
   // cannot tell.
   virtual Status event_timestamp(void* event, uint64_t* microseconds) = 0;

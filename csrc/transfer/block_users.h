@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "transfer/block_pairs.h"
+#include "transfer/shared_blocks.h"
 
 namespace npu_kv {
 
@@ -43,6 +44,13 @@ class BlockUsers {
     return latest;
   }
 
+  // The latest job of a lane that has used one of the blocks, 0 if none has.
+  uint64_t latest(Lane lane, const std::vector<BlockRange>& device,
+                  const std::vector<BlockRange>& host) const {
+    const auto which = static_cast<size_t>(lane);
+    return std::max(latest_in(device_[which], device), latest_in(host_[which], host));
+  }
+
  private:
   using Users = std::vector<uint64_t>;
 
@@ -52,6 +60,18 @@ class BlockUsers {
       own[static_cast<size_t>(block)] = number;
       *latest = std::max(*latest, other[static_cast<size_t>(block)]);
     }
+  }
+
+  static uint64_t latest_in(const Users& users, const std::vector<BlockRange>& blocks) {
+    uint64_t latest = 0;
+    for (const BlockRange& range : blocks) {
+      for (int64_t block = range.first; block < range.first + range.count; ++block) {
+        // A view may be longer than the smallest tensor of the pool, beyond which no job goes.
+        if (static_cast<size_t>(block) >= users.size()) break;
+        latest = std::max(latest, users[static_cast<size_t>(block)]);
+      }
+    }
+    return latest;
   }
 
   Users device_[kLanes];

@@ -91,8 +91,10 @@ class NPU_KV_API CopyJob {
   std::shared_ptr<const CopyPlan> plan_;  // until it is finished
   State state_ = State::kQueued;
   bool gate_open_;
+  // Both until it is finished:
   EventHandle gate_;                 // the lane waits for it first; null: for nothing
   std::shared_ptr<CopyJob> behind_;  // a job of the other lane that shares a block
+  EventHandle marker_;               // on a stream of the caller's: where the job begins on it
   uint64_t behind_number_ = 0;
   EventHandle done_;  // recorded behind the copies
   Status error_;

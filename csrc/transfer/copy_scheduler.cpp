@@ -1,6 +1,7 @@
 #include "transfer/copy_scheduler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <utility>
 
@@ -39,6 +40,38 @@ Status without_throwing(Call call) {
   } catch (const std::exception& error) {
     return {-1, std::string("the scheduler's thread: ") + error.what()};
   }
+}
+
+// The schedulers of the process. Thread-safe.
+class RunningSchedulers {
+ public:
+  void add(const std::shared_ptr<CopyScheduler>& scheduler) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(schedulers_, [](const auto& known) { return known.expired(); });
+    schedulers_.push_back(scheduler);
+    any_.store(true, std::memory_order_release);
+  }
+
+  std::vector<std::shared_ptr<CopyScheduler>> on_device(int device) {
+    std::vector<std::shared_ptr<CopyScheduler>> found;
+    if (!any_.load(std::memory_order_acquire)) return found;
+    const std::lock_guard lock(mutex_);
+    for (const auto& known : schedulers_) {
+      auto scheduler = known.lock();
+      if (scheduler && scheduler->options().device == device) found.push_back(std::move(scheduler));
+    }
+    return found;
+  }
+
+ private:
+  std::atomic<bool> any_{false};
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<CopyScheduler>> schedulers_;
+};
+
+RunningSchedulers& running_schedulers() {
+  static auto* schedulers = new RunningSchedulers;  // threads may ask while the process ends
+  return *schedulers;
 }
 
 std::string pair_text(const Runs& runs, const DescriptorCursor::Position& at) {
@@ -86,8 +119,13 @@ Status CopyScheduler::start(StreamRuntime& runtime, Options options,
     thread.join();
     return self->start_status_;
   }
+  running_schedulers().add(self);
   *scheduler = std::move(self);
   return {};
+}
+
+std::vector<std::shared_ptr<CopyScheduler>> CopyScheduler::on_device(int device) {
+  return running_schedulers().on_device(device);
 }
 
 // --- the scheduler's thread
@@ -176,6 +214,7 @@ CopyJob* CopyScheduler::next_job(Lane* lane) {
   auto ready = [&](Lane which) -> CopyJob* {
     const LaneQueue& own = queue(which);
     if (own.queued.empty() || !may_launch(*own.queued.front())) return nullptr;
+    if (outside_entering_ > 0 && !own.queued.front()->begun_) return nullptr;
     // What has no event is done when its stream is at rest: let it come to rest.
     if (!own.in_flight.empty() && !own.in_flight.back()->done_) return nullptr;
     return own.queued.front().get();
@@ -192,17 +231,108 @@ CopyJob* CopyScheduler::next_job(Lane* lane) {
   return store;
 }
 
+CopyScheduler::Obstacles CopyScheduler::obstacles() const {
+  Obstacles found;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    for (const auto* jobs : {&lanes_[lane].in_flight, &lanes_[lane].queued}) {
+      for (const auto& job : *jobs) {
+        Obstacle obstacle;
+        obstacle.job = job;
+        if (job->behind_ && !job->behind_->finished()) obstacle.behind = job->behind_->number;
+        if (job->gate_) obstacle.events.push_back(job->gate_);
+        if (job->marker_) obstacle.events.push_back(job->marker_);
+        const bool unknown = !options_.own_streams[lane] && !job->marker_;
+        obstacle.held_up = !job->gate_open_ || unknown;
+        found[lane].push_back(std::move(obstacle));
+      }
+    }
+  }
+  return found;
+}
+
+// Asks the runtime. Jobs are in order, so what is behind a job that is held up is so too.
+void CopyScheduler::find_held_up(Obstacles& lanes) const {
+  std::array<uint64_t, kLanes> first;
+  first.fill(UINT64_MAX);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      for (Obstacle& obstacle : lanes[lane]) {
+        const uint64_t number = obstacle.job->number;
+        if (number >= first[lane]) break;
+        auto pending = [&](const EventHandle& event) {
+          return !runtime_.event_reached(event.get());
+        };
+        obstacle.held_up |= obstacle.behind >= first[1 - lane] ||
+                            std::any_of(obstacle.events.begin(), obstacle.events.end(), pending);
+        if (!obstacle.held_up) continue;
+        first[lane] = number;
+        changed = true;
+        break;
+      }
+    }
+  }
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    for (Obstacle& obstacle : lanes[lane]) obstacle.held_up = obstacle.job->number >= first[lane];
+  }
+}
+
+// The last job of each lane that the copy has to run behind; null: none.
+std::array<std::shared_ptr<CopyJob>, kLanes> CopyScheduler::jobs_before(Lock& lock,
+                                                                        const OutsideCopy& copy,
+                                                                        bool begun_only) {
+  std::array<std::shared_ptr<CopyJob>, kLanes> before;
+  std::array<uint64_t, kLanes> latest{};
+  for (const Lane lane : {Lane::kLoad, Lane::kStore}) {
+    latest[static_cast<size_t>(lane)] = users_.latest(lane, copy.device, copy.host);
+  }
+  if (latest[0] == 0 && latest[1] == 0) return before;
+  Obstacles lanes = obstacles();
+  std::array<uint64_t, kLanes> last_begun{};
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    for (const Obstacle& obstacle : lanes[lane]) {
+      if (obstacle.job->begun_) last_begun[lane] = obstacle.job->number;
+    }
+  }
+  lock.unlock();
+  find_held_up(lanes);
+  lock.lock();
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    const uint64_t last = begun_only ? std::min(latest[lane], last_begun[lane]) : latest[lane];
+    for (const Obstacle& obstacle : lanes[lane]) {
+      if (!obstacle.held_up && obstacle.job->number <= last) before[lane] = obstacle.job;
+    }
+  }
+  return before;
+}
+
+std::vector<EventHandle> CopyScheduler::outside_copies_before(const CopyJob& job) const {
+  std::vector<EventHandle> events;
+  for (const auto& copy : outside_) {
+    // A later job of the lane may be what names the block; then this one waits for nothing.
+    if (users_.latest(job.lane, copy->device, copy->host) >= job.number) {
+      events.push_back(copy->done);
+    }
+  }
+  return events;
+}
+
 void CopyScheduler::step(Lock& lock, Lane lane, CopyJob& job) {
   Status status = job.error_;  // refused by its gate, or its stream failed between two steps
   const bool first = !std::exchange(job.begun_, true);
-  const EventHandle gate = job.gate_;
-  const EventHandle behind = job.behind_ ? job.behind_->done_ : nullptr;
+  std::vector<EventHandle> behind;
+  if (first) {
+    behind = outside_copies_before(job);
+    if (job.gate_) behind.push_back(job.gate_);
+    if (job.behind_ && job.behind_->done_) behind.push_back(job.behind_->done_);
+  }
   bool issued = false;
   lock.unlock();
+  if (first && !options_.own_streams[static_cast<size_t>(lane)]) mark(lock, lane, job);
   if (status.ok()) {
     status = without_throwing([&]() -> Status {
       if (first) {
-        if (Status waited = begin(lane, job, gate, behind); !waited.ok()) return waited;
+        if (Status waited = begin(lane, job, behind); !waited.ok()) return waited;
       }
       return issue_step(lane, job, &issued);
     });
@@ -211,14 +341,24 @@ void CopyScheduler::step(Lock& lock, Lane lane, CopyJob& job) {
   if (issued || !status.ok()) finish_launch(lock, lane, job, std::move(status));
 }
 
-Status CopyScheduler::begin(Lane lane, CopyJob& job, const EventHandle& gate,
-                            const EventHandle& behind) {
+// Notes where a job begins on a stream that others use too. Without a mark it counts as held up.
+void CopyScheduler::mark(Lock& lock, Lane lane, CopyJob& job) {
+  EventHandle marker;
+  const Status marked = without_throwing([&]() -> Status {
+    if (Status status = events_.take(&marker); !status.ok()) return status;
+    return runtime_.record_event(marker.get(), stream(lane));
+  });
+  lock.lock();
+  if (marked.ok()) job.marker_ = std::move(marker);
+  lock.unlock();
+}
+
+Status CopyScheduler::begin(Lane lane, CopyJob& job, const std::vector<EventHandle>& behind) {
   const bool store = lane == Lane::kStore;
   job.cursor_ = std::make_unique<DescriptorCursor>(
       store ? options_.pools.device : options_.pools.host,
       store ? options_.pools.host : options_.pools.device, job.plan_->runs);
-  for (const EventHandle& event : {gate, behind}) {
-    if (!event) continue;
+  for (const EventHandle& event : behind) {
     if (Status status = runtime_.wait_event(stream(lane), event.get()); !status.ok()) return status;
   }
   return {};
@@ -271,8 +411,6 @@ void CopyScheduler::finish_launch(Lock& lock, Lane lane, CopyJob& job, Status ou
   if (job.error_.ok()) job.error_ = outcome.ok() ? tracked : std::move(outcome);
   job.launched_ = job.probed_ = Clock::now();
   job.started_ = job.first_copy_ == Clock::time_point{} ? job.launched_ : job.first_copy_;
-  job.gate_.reset();
-  job.behind_.reset();
   job.done_ = std::move(done);
   job.state_ = CopyJob::State::kLaunched;
   own.stats.start_ns.add(between(job.submitted_, job.started_));
@@ -357,6 +495,9 @@ void CopyScheduler::settle(CopyJob& job, const Status& status) {
                       job.started_, job.launched_, now});
   }
   job.done_.reset();
+  job.gate_.reset();
+  job.behind_.reset();
+  job.marker_.reset();
   // The last reference to a plan destroys its graph, which the runtime may take its time for.
   if (job.plan_->graph) retired_.push_back(job.plan_);
   job.plan_.reset();
@@ -464,6 +605,65 @@ std::shared_ptr<CopyJob> CopyScheduler::submit(std::shared_ptr<const CopyPlan> p
   lock.unlock();  // or the thread wakes only to wait for the mutex
   work_.notify_one();
   return job;
+}
+
+std::shared_ptr<OutsideCopy> CopyScheduler::enter(const BlockTransfer& transfer, StreamRef stream,
+                                                  Status* status) {
+  auto copy = std::make_shared<OutsideCopy>();
+  const Runs& runs = transfer.runs;
+  for (const auto& [pools, blocks] : {std::pair{&options_.pools.device, &copy->device},
+                                      std::pair{&options_.pools.host, &copy->host}}) {
+    add_shared_blocks(*pools, transfer.src, runs.src, runs.count, blocks);
+    add_shared_blocks(*pools, transfer.dst, runs.dst, runs.count, blocks);
+  }
+  if (copy->device.empty() && copy->host.empty()) return nullptr;
+
+  Lock lock(mutex_);
+  if (ended_) return nullptr;
+  // What was submitted before runs before, so it has to be launched first.
+  for (const auto& job : jobs_before(lock, *copy, false)) {
+    if (!job || job->state_ != CopyJob::State::kQueued) continue;
+    wait_until(lock, std::chrono::nanoseconds(-1),
+               [&] { return job->state_ != CopyJob::State::kQueued; });
+  }
+  // From here on none begins until the copy is issued.
+  outside_.push_back(copy);
+  ++outside_entering_;
+  for (const auto& job : jobs_before(lock, *copy, true)) {
+    if (!job) continue;
+    lock.unlock();
+    wait_launched(*job, std::chrono::nanoseconds(-1));
+    if (const EventHandle done = done_event(*job)) {
+      Status waited = runtime_.wait_event(stream, done.get());
+      if (!waited.ok()) *status = std::move(waited);
+    }
+    lock.lock();
+  }
+  return copy;
+}
+
+void CopyScheduler::leave(const std::shared_ptr<OutsideCopy>& copy, EventHandle done) {
+  forget_outside_copies();
+  const Lock lock(mutex_);
+  --outside_entering_;
+  copy->done = std::move(done);
+  if (!copy->done) std::erase(outside_, copy);
+  work_.notify_one();
+}
+
+void CopyScheduler::forget_outside_copies() {
+  Lock lock(mutex_);
+  const auto copies = outside_;
+  lock.unlock();
+  for (const auto& copy : copies) {
+    lock.lock();
+    const EventHandle done = copy->done;
+    lock.unlock();
+    if (!done || !runtime_.event_reached(done.get())) continue;
+    lock.lock();
+    std::erase(outside_, copy);
+    lock.unlock();
+  }
 }
 
 void CopyScheduler::open_gate(CopyJob& job, void* event) {

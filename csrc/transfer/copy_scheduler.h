@@ -6,6 +6,11 @@
 // in the order in which they were submitted; all others overlap. Stores are issued in steps,
 // between which a load gets its turn.
 //
+// Copies of others on the device (deferred calls of the operator) that share blocks with the pools
+// are ordered too: they run behind the jobs that are launched and, if these wait for an event,
+// whose event has happened; the other jobs run behind them. A job whose event has not happened is
+// left out because the event may be behind those copies.
+//
 // A job may have a gate: it is then launched when the gate opens, behind the event that comes with
 // the opening. The jobs behind it in its lane wait with it.
 #pragma once
@@ -44,6 +49,13 @@ struct LaneStats {
   LatencyHistogram completion_ns;  // from there to the time completion was seen
 };
 
+// A copy of somebody else on the blocks of a scheduler's pools.
+struct OutsideCopy {
+  std::vector<BlockRange> device;
+  std::vector<BlockRange> host;
+  EventHandle done;  // null until the copies are issued
+};
+
 class NPU_KV_API CopyScheduler : public std::enable_shared_from_this<CopyScheduler> {
  public:
   struct Options {
@@ -74,6 +86,15 @@ class NPU_KV_API CopyScheduler : public std::enable_shared_from_this<CopySchedul
   void open_gate(CopyJob& job, void* event);
   // Opens the gate of a job that shall fail.
   void refuse(CopyJob& job, const Status& status);
+
+  // The schedulers that run on a device now.
+  static std::vector<std::shared_ptr<CopyScheduler>> on_device(int device);
+  // Announces copies that are about to be issued on `stream`, which is made to wait for the jobs
+  // before them. Null when they share no block with the pools. Until `leave` no job is begun.
+  std::shared_ptr<OutsideCopy> enter(const BlockTransfer& transfer, StreamRef stream,
+                                     Status* status);
+  // They are issued; `done` is recorded behind them (null: nothing was issued).
+  void leave(const std::shared_ptr<OutsideCopy>& copy, EventHandle done);
 
   // Records the copies of a plan as a graph of the runtime, on a stream of the scheduler's own: the
   // lanes' streams may be others' too, whose work would be recorded with it. Leaves the plan as it
@@ -130,9 +151,24 @@ class NPU_KV_API CopyScheduler : public std::enable_shared_from_this<CopySchedul
   Status prepare_thread();
   void destroy_streams();
   CopyJob* next_job(Lane* lane);
+  std::vector<EventHandle> outside_copies_before(const CopyJob& job) const;
+  // One job as seen from the outside copies.
+  struct Obstacle {
+    std::shared_ptr<CopyJob> job;
+    uint64_t behind = 0;  // the job of the other lane that it waits for
+    std::vector<EventHandle> events;
+    bool held_up = false;
+  };
+  using Obstacles = std::array<std::vector<Obstacle>, kLanes>;
+  Obstacles obstacles() const;
+  void find_held_up(Obstacles& lanes) const;
+  std::array<std::shared_ptr<CopyJob>, kLanes> jobs_before(Lock& lock, const OutsideCopy& copy,
+                                                           bool begun_only);
+  void forget_outside_copies();
   static bool may_launch(const CopyJob& job);
   void step(Lock& lock, Lane lane, CopyJob& job);
-  Status begin(Lane lane, CopyJob& job, const EventHandle& gate, const EventHandle& behind);
+  void mark(Lock& lock, Lane lane, CopyJob& job);
+  Status begin(Lane lane, CopyJob& job, const std::vector<EventHandle>& behind);
   Status issue_step(Lane lane, CopyJob& job, bool* issued);
   Status copy_next(const CopyPlan& plan, DescriptorCursor& cursor, size_t most, StreamRef stream,
                    Clock::time_point* first_copy);
@@ -173,6 +209,8 @@ class NPU_KV_API CopyScheduler : public std::enable_shared_from_this<CopySchedul
   // Guarded by mutex_.
   std::array<LaneQueue, kLanes> lanes_;
   BlockUsers users_;
+  std::vector<std::shared_ptr<OutsideCopy>> outside_;
+  int outside_entering_ = 0;
   std::deque<CaptureRequest*> captures_;
   std::vector<std::shared_ptr<const CopyPlan>> retired_;  // of finished jobs, with graphs
   uint64_t last_number_ = 0;

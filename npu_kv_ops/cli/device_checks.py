@@ -307,6 +307,58 @@ def check_capture() -> str:
     return "2 blocks captured in an NPUGraph, replayed twice, compared"
 
 
+def check_npu_ids() -> str:
+    """Block ids on the NPU, in an eager call and in a graph that is replayed with other ids."""
+    import torch
+
+    from npu_kv_ops import _C, ops
+
+    support = _C.signal_support()
+    if support is None:
+        raise CheckFailedError(
+            "the library with the NPU kernels is not loaded",
+            "see the check of torch_npu above; CPU ids and lists work without it",
+        )
+    callbacks, signals, missing = support
+    if missing:
+        found = "; it has " + (callbacks or signals) if callbacks or signals else ""
+        raise CheckFailedError(
+            f"{missing}{found}",
+            "block ids on the NPU need both callbacks and signals: install a newer CANN; until "
+            "then pass ids on the CPU, and lists of constant ids in graphs",
+        )
+    npu = _npu()
+    source = _pinned(13)
+    device = torch.zeros((_BLOCKS, _BLOCK_BYTES), dtype=torch.uint8, device="npu")
+    expected = torch.zeros_like(source)
+    reads, writes = (torch.zeros(2, dtype=torch.int64, device="npu") for _ in range(2))
+
+    def choose(read: list[int], write: list[int]) -> None:
+        reads.copy_(torch.tensor(read))
+        writes.copy_(torch.tensor(write))
+        expected[write] = source[read]
+
+    def require_copied(what: str) -> None:
+        npu.synchronize()
+        ops.raise_pending_errors()
+        _require_equal(device.cpu(), expected, what)
+
+    choose([0, 3], [6, 1])
+    torch.ops.npu_kv.swap_blocks_batch([source], [device], reads, writes)
+    require_copied("an eager copy with ids on the NPU")
+    graph = npu.NPUGraph()
+    with npu.graph(graph):
+        torch.ops.npu_kv.swap_blocks_batch([source], [device], reads, writes)
+    for read, write in (([5, 2], [0, 4]), ([7, 1], [3, 7])):
+        choose(read, write)
+        graph.replay()
+        require_copied("a captured copy with ids on the NPU")
+    return (
+        f"eager, and captured and replayed with other ids twice, compared; callbacks: {callbacks}; "
+        f"signals: {signals}"
+    )
+
+
 def check_copy_backend() -> str:
     """A store behind an event and a load behind the store, as jobs and as graphs."""
     from npu_kv_ops import copy_backend
@@ -341,6 +393,7 @@ DEVICE_CHECKS: dict[str, tuple[Check, bool]] = {
     "host callbacks": (check_host_callbacks, False),
     "external events": (check_external_events, False),
     "capture": (check_capture, False),
+    "ids on the NPU": (check_npu_ids, False),
     "copy backend": (check_copy_backend, False),
 }
 """Name of each check, the check, and whether it is essential (on the device: if there is one)."""

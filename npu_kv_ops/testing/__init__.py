@@ -11,6 +11,7 @@ from npu_kv_ops.testing.decoder import (
     StepInputs,
 )
 from npu_kv_ops.testing.server import BlockSwap, Request, Server
+from npu_kv_ops.testing.swapping import StepSwap, SwappingDecoder
 
 __all__ = [
     "BlockSwap",
@@ -21,4 +22,6 @@ __all__ = [
     "Server",
     "Step",
     "StepInputs",
+    "StepSwap",
+    "SwappingDecoder",
 ]

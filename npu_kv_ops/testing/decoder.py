@@ -152,12 +152,15 @@ class PagedDecoder(nn.Module):
         blocks: torch.Tensor,
         offsets: torch.Tensor,
         block_tables: torch.Tensor,
+        before_layer: Callable[[int], None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute one step; see the class."""
+        """Compute one step; see the class. ``before_layer`` is called with each layer's number."""
         rotation = (self.cosines[positions][:, None], self.sines[positions][:, None])
         ahead = self.places[None] > positions[:, None]
         state = self.embedding(tokens)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if before_layer is not None:
+                before_layer(index)
             state = layer(state, rotation, ahead, blocks, offsets, block_tables)
         logits = self.head(self.norm(state)).float()
         return logits, logits.argmax(-1)
@@ -284,7 +287,6 @@ class CapturedStep:
         Raises:
             ValueError: an input has another shape than at the first call.
         """
-        """Run the step on these inputs; the first call captures it."""
         if self._outputs is None:
             self._outputs = self._capture(inputs)
         for place, value in zip(self._inputs, inputs, strict=True):

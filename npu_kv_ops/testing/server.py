@@ -64,18 +64,33 @@ class BlockSwap:
         Raises:
             MemoryError: the host pool has too few free blocks.
         """
-        if len(blocks) > len(self.free):
-            raise MemoryError(f"{len(self.free)} host blocks are free, {len(blocks)} are needed")
-        taken = [self.free.pop() for _ in blocks]
-        swap_blocks_batch(self.device, self.host, _ids(blocks), _ids(taken))
+        taken = self._take(len(blocks))
+        self._copy(self.device, self.host, blocks, taken)
         self.blocks_out += len(blocks)
         return taken
 
     def back(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy host blocks to device blocks and free them."""
-        swap_blocks_batch(self.host, self.device, _ids(host_blocks), _ids(blocks))
+        self._copy(self.host, self.device, host_blocks, blocks)
         self.free += host_blocks
         self.blocks_in += len(blocks)
+
+    def flush(self) -> None:
+        """Have all moves on their way that were asked for; nothing here, where none waits."""
+
+    def _take(self, count: int) -> list[int]:
+        if count > len(self.free):
+            raise MemoryError(f"{len(self.free)} host blocks are free, {count} are needed")
+        return [self.free.pop() for _ in range(count)]
+
+    @staticmethod
+    def _copy(
+        src: Sequence[torch.Tensor],
+        dst: Sequence[torch.Tensor],
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+    ) -> None:
+        swap_blocks_batch(src, dst, torch.tensor(src_blocks), torch.tensor(dst_blocks))
 
 
 class Server:
@@ -177,6 +192,8 @@ class Server:
         request.blocks = []
 
     def _prefill(self, request: Request) -> None:
+        if self.swap is not None:
+            self.swap.flush()
         length = len(request.prompt)
         inputs = self._inputs([request] * length, request.prompt, range(length))
         logits, tokens = self.decoder(*inputs)
@@ -211,7 +228,3 @@ class Server:
             [*tables, *[[0] * self.config.max_blocks] * padding],
         )
         return StepInputs(*(torch.tensor(column).to(self.device) for column in columns))
-
-
-def _ids(blocks: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(blocks, dtype=torch.int64)

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "ops/npu/captured_graphs.h"
 #include "ops/npu/host_memory_in_flight.h"
 #include "runtime/acl/acl_runtime.h"
 #include "runtime/pending_errors.h"
@@ -12,6 +13,7 @@ namespace npu_kv {
 namespace {
 
 constexpr size_t kMostPooled = 64;
+constexpr int kNoCode = -1;
 
 class LaunchPool {
  public:
@@ -48,9 +50,23 @@ LaunchPool& pool() {
   return *launches;
 }
 
-constexpr int kNoCode = -1;
+// For a stream that has become part of a capture since the call.
+Status join_graph(Launch& launch) {
+  if (!launch.may_be_captured) {
+    return {kNoCode,
+            "the stream captures a graph, which would copy the blocks of the capture at every "
+            "replay. Nothing was captured, so the graph lacks this call: pass the ids as NPU "
+            "tensors"};
+  }
+  captured_graphs().captured_by(launch.stream).hold(launch.storages);
+  launch.foreign_host.clear();
+  return {};
+}
 
 Status issue_copies(Launch& launch) {
+  if (!launch.in_graph && is_capturing(launch.stream)) {
+    if (Status status = join_graph(launch); !status.ok()) return status;
+  }
   AclRuntime& runtime = acl_runtime();
   Status status = launch.by_pointers
                       ? issue(launch.pointers.view(), launch.transfer.direction, runtime,
@@ -84,7 +100,7 @@ void run(Launch& launch) {
     status = Status(kNoCode, error.what());  // out of memory
   }
   if (status.ok()) return;
-  if (launch.caller_waits || std::this_thread::get_id() == launch.caller) {
+  if (launch.outcome_is_awaited || std::this_thread::get_id() == launch.caller) {
     launch.status = Status(status.code(), describe(launch, status));
   } else {
     pending_errors().add(launch.stream.device, describe(launch, status));

@@ -33,8 +33,15 @@ struct Launch {
   // ... and until they are done.
   std::vector<c10::Storage> foreign_host;
 
-  // The caller waits for the copies and takes `status` itself.
+  // Whether the caller has found that the stream captures, and taken care of it; whether it may
+  // turn out so later.
+  bool in_graph = false;
+  bool may_be_captured = false;
+
+  // The caller waits for the copies.
   bool caller_waits = false;
+  // The caller takes `status` itself.
+  bool outcome_is_awaited = false;
   std::thread::id caller;
   Status status;
 };

@@ -1,5 +1,6 @@
 // The kernels for calls with an NPU tensor.
 #include <ATen/core/Tensor.h>
+#include <acl/acl.h>
 #include <torch/library.h>
 #include <torch_npu/csrc/core/npu/NPUGraphsUtils.h>
 #include <torch_npu/csrc/core/npu/NPUGuard.h>
@@ -7,13 +8,19 @@
 #include <torch_npu/csrc/framework/OpCommand.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ops/arguments.h"
 #include "ops/boxed_kernel.h"
+#include "ops/npu/captured_graphs.h"
+#include "ops/npu/deferred_calls.h"
 #include "ops/npu/host_memory_in_flight.h"
 #include "ops/npu/launch.h"
 #include "ops/npu/memory_use.h"
@@ -21,6 +28,9 @@
 #include "ops/pointer_checks.h"
 #include "ops/python_border.h"
 #include "runtime/acl/acl_runtime.h"
+#include "runtime/acl/acl_signals.h"
+#include "runtime/graph_copy_limit.h"
+#include "runtime/pending_errors.h"
 #include "transfer/copy_stats.h"
 
 namespace npu_kv {
@@ -37,8 +47,24 @@ void refuse_cpu_ids_under_capture() {
   TORCH_CHECK(
       false,
       "npu_kv::swap_blocks_batch: the current stream captures a graph, and ids in CPU "
-      "memory would be read once, now, so that every replay copies the same blocks. If that "
-      "is meant, pass them as lists of int to the .static overload");
+      "memory would be read once, now, so that every replay copies the same blocks. Pass "
+      "them as NPU tensors, which are read at every replay, or, if the same blocks are meant, as "
+      "lists of int to the .static overload");
+}
+
+// Not into a capture, which would break a function that has nothing to do with them.
+void raise_earlier_errors(int device, bool capturing) {
+  if (capturing) return;
+  check_deferred_copies(device);
+  throw_pending_errors(device);
+}
+
+[[noreturn]] void refuse_pageable_under_capture(const std::string& name) {
+  TORCH_CHECK(false, "npu_kv::swap_blocks_batch: ", name,
+              " is in page-able host memory, which a graph cannot copy. Use page-locked memory: "
+              "torch.empty(..., pin_memory=True) or npu_kv_ops.empty_pinned. If it is page-locked, "
+              "the compiler has cloned it, as it does with tensors of one call that lie in one "
+              "storage: compile with npu_kv_ops.graph_passes.npugraph_ex_options()");
 }
 
 void warn_of_pageable_memory(const std::string& name) {
@@ -51,14 +77,19 @@ void warn_of_pageable_memory(const std::string& name) {
 }
 
 // Puts the launch into the task queue, in order with the other operators of the device.
-void enqueue(const std::shared_ptr<Launch>& launch, c10_npu::NPUStream stream) {
+void enqueue(const std::shared_ptr<Launch>& launch, c10_npu::NPUStream stream, bool in_graph) {
+  launch->in_graph = in_graph;
+  launch->outcome_is_awaited = launch->caller_waits || in_graph;
   launch->caller = std::this_thread::get_id();
   at_npu::native::OpCommand::RunOpApiV2("npu_kv::swap_blocks_batch", [launch]() -> int {
     run(*launch);
     // Never an error code: it would end the use of the device for the whole process.
     return 0;
   });
-  if (launch->caller_waits) {
+  if (in_graph) {
+    // Known now, because a capture that lacks a part must not end well.
+    (void)stream.stream();
+  } else if (launch->caller_waits) {
     try {
       stream.synchronize();
     } catch (const c10::Error& error) {
@@ -68,27 +99,47 @@ void enqueue(const std::shared_ptr<Launch>& launch, c10_npu::NPUStream stream) {
   if (!launch->status.ok()) throw_transfer_error(launch->status.message());
 }
 
-void hold_storages(const MemoryUse& use, bool capturing, Launch* launch) {
-  auto strong = [](const c10::weak_intrusive_ptr<c10::StorageImpl>& storage) {
-    return c10::Storage(storage.lock());
-  };
-  for (const auto& storage : use.storages) launch->storages.push_back(strong(storage));
-  // A graph holds addresses, not tensors; its owner keeps them alive.
-  if (capturing) return;
-  for (const auto& storage : use.foreign_host) launch->foreign_host.push_back(strong(storage));
+std::vector<c10::Storage> strong(
+    const std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>& storages) {
+  std::vector<c10::Storage> locked;
+  locked.reserve(storages.size());
+  for (const auto& storage : storages) locked.emplace_back(storage.lock());
+  return locked;
+}
+
+size_t graph_copy_limit_checked() {
+  try {
+    return graph_copy_limit(aclrtGetSocName());
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+// Counts the copies that the call is about to add to the graph, and refuses what it has no room
+// for: the runtime would break the capture.
+void reserve_in_graph(CapturedGraph& graph, StreamRef stream, Direction direction, size_t copies) {
+  const size_t limit = graph_copy_limit_checked();
+  size_t taken = 0;
+  TORCH_CHECK(graph.take_copies(stream, direction, copies, limit, &taken),
+              "npu_kv::swap_blocks_batch: a stream of a captured graph holds at most ", limit,
+              " copies ", direction_name(direction), "; ", taken,
+              " are captured and this call adds ", copies,
+              ". Pass the ids as NPU tensors to npu_kv::swap_blocks_batch: its copies are issued "
+              "at the replay and take no room in the graph");
 }
 
 void copy(at::TensorList src, at::TensorList dst, const IdList& src_ids, const IdList& dst_ids,
           bool ids_are_constants) {
   const std::shared_ptr<Launch> launch = new_launch();
   launch->by_pointers = false;
+  launch->may_be_captured = ids_are_constants;
   const int device = describe_tensors(src, dst, &launch->transfer);
   TORCH_CHECK(device >= 0, "npu_kv::swap_blocks_batch: neither src nor dst is on an NPU");
   host_memory_in_flight().release_finished(kPatience);
-  throw_pending_errors(device);
 
   c10_npu::NPUGuard guard(static_cast<c10::DeviceIndex>(device));
   const bool capturing = stream_is_capturing();
+  raise_earlier_errors(device, capturing);
   if (capturing && !ids_are_constants) refuse_cpu_ids_under_capture();
 
   prepare_checked(&launch->transfer, src_ids, dst_ids);
@@ -101,21 +152,63 @@ void copy(at::TensorList src, at::TensorList dst, const IdList& src_ids, const I
   const MemoryUse& use = uses.find(src, dst, launch->transfer, stream);
   launch->caller_waits = !use.pageable.empty();
   if (launch->caller_waits) {
-    TORCH_CHECK(!capturing, "npu_kv::swap_blocks_batch: ", use.pageable,
-                " is in page-able host memory, which a graph cannot copy. Use page-locked memory: "
-                "torch.empty(..., pin_memory=True) or npu_kv_ops.empty_pinned");
+    if (capturing) refuse_pageable_under_capture(use.pageable);
     warn_of_pageable_memory(use.pageable);
   }
-  hold_storages(use, capturing, launch.get());
   launch->batch_limit = max_batch_checked();
   launch->stream = {stream.stream(false), device};
+  launch->storages = strong(use.storages);
+  if (capturing) {
+    CapturedGraph& graph = captured_graphs().captured_by(launch->stream);
+    reserve_in_graph(graph, launch->stream, launch->transfer.direction, size.copies_after);
+    graph.hold(launch->storages);
+  } else {
+    launch->foreign_host = strong(use.foreign_host);
+  }
   count_call(size.bytes, size.copies_before, size.copies_after);
-  enqueue(launch, stream);
+  enqueue(launch, stream, capturing);
+}
+
+// The ids are on an NPU: the stream reads them when it gets there.
+void copy_deferred(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
+                   const at::Tensor& dst_blocks) {
+  auto call = std::make_unique<DeferredCall>();
+  const int device = describe_tensors(src, dst, &call->transfer);
+  check_ids_on_npu(src_blocks, dst_blocks, device);
+  const c10::DeviceIndex index = src_blocks.device().index();
+  host_memory_in_flight().release_finished(kPatience);
+  c10_npu::NPUGuard guard(index);
+  const bool capturing = stream_is_capturing();
+  raise_earlier_errors(index, capturing);
+  if (src.empty() || src_blocks.numel() == 0) return;
+
+  const c10_npu::NPUStream stream = c10_npu::getCurrentNPUStream(index);
+  thread_local MemoryUseCache uses;
+  const MemoryUse& use = uses.find(src, dst, call->transfer, stream);
+  const bool wait = !use.pageable.empty();
+  if (wait) {
+    if (capturing) refuse_pageable_under_capture(use.pageable);
+    warn_of_pageable_memory(use.pageable);
+  }
+  call->batch_limit = max_batch_checked();
+  DeferredArguments arguments{
+      src_blocks.contiguous(), dst_blocks.contiguous(), strong(use.storages), {}};
+  arguments.foreign_host = strong(use.foreign_host);
+  defer(std::move(call), std::move(arguments), stream, capturing);
+  if (!wait) return;
+  stream.synchronize();
+  check_deferred_copies(index);
+  const std::string failed = pending_errors().take(index);
+  if (!failed.empty()) throw_transfer_error(failed);
 }
 
 void swap_npu(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
               const at::Tensor& dst_blocks) {
   check_id_tensors(src_blocks, dst_blocks);
+  if (on_npu(src_blocks) || on_npu(dst_blocks)) {
+    copy_deferred(src, dst, src_blocks, dst_blocks);
+    return;
+  }
   check_ids_on_cpu(src_blocks, dst_blocks);
   const at::Tensor src_ids = src_blocks.contiguous();
   const at::Tensor dst_ids = dst_blocks.contiguous();
@@ -140,6 +233,7 @@ class TorchNpuHook final : public NpuHook {
                      const at::Tensor& sizes, int64_t direction) override {
     const std::shared_ptr<Launch> launch = new_launch();
     launch->by_pointers = true;
+    launch->may_be_captured = pointers_in_graphs();
     launch->transfer.clear();
     launch->transfer.direction = static_cast<Direction>(direction);
     take_pointers(src_ptrs, dst_ptrs, sizes, &launch->pointers.src, &launch->pointers.dst,
@@ -153,23 +247,43 @@ class TorchNpuHook final : public NpuHook {
     if (places.device >= 0) guard.emplace(static_cast<c10::DeviceIndex>(places.device));
     const c10_npu::NPUStream stream = c10_npu::getCurrentNPUStream();
     const int device = stream.device_index();
-    throw_pending_errors(device);
-    TORCH_CHECK(
-        !stream_is_capturing(),
-        "npu_kv::swap_blocks_batch.ptrs: the current stream captures a graph, which would "
-        "copy these addresses at every replay. If that is meant, pass tensors and lists of int "
-        "to the .static overload");
+    const bool capturing = stream_is_capturing();
+    raise_earlier_errors(device, capturing);
+    TORCH_CHECK(!capturing || pointers_in_graphs(),
+                "npu_kv::swap_blocks_batch.ptrs: the current stream captures a graph, which would "
+                "copy these addresses at every replay. If that is meant, say so with "
+                "npu_kv_ops.ops.pointers_in_graphs(), or pass tensors and lists of int to the "
+                ".static overload");
     launch->caller_waits = places.pageable;
-    if (places.pageable) warn_of_pageable_memory("an address");
+    if (places.pageable) {
+      if (capturing) refuse_pageable_under_capture("an address");
+      warn_of_pageable_memory("an address");
+    }
     launch->batch_limit = max_batch_checked();
     launch->stream = {stream.stream(false), device};
+    if (capturing) {
+      reserve_in_graph(captured_graphs().captured_by(launch->stream), launch->stream,
+                       launch->transfer.direction, copies.count);
+    }
     uint64_t bytes = 0;
     for (size_t i = 0; i < copies.count; ++i) bytes += copies.size[i];
     count_call(bytes, copies.count, copies.count);
-    enqueue(launch, stream);
+    enqueue(launch, stream, capturing);
   }
 
-  void release_finished() override { host_memory_in_flight().release_finished(SIZE_MAX); }
+  void release_finished() override {
+    host_memory_in_flight().release_finished(SIZE_MAX);
+    check_all_deferred_copies();
+  }
+
+  void stop_deferred_calls(std::chrono::nanoseconds timeout) override {
+    npu_kv::stop_deferred_calls(timeout);
+  }
+  size_t release_graphs(int device) override { return captured_graphs().release(device); }
+  void end_graphs(std::chrono::nanoseconds timeout) override { captured_graphs().end(timeout); }
+  size_t live_graphs() override { return captured_graphs().live(); }
+  CallStats deferred_call_stats(int device) override { return npu_kv::deferred_call_stats(device); }
+  SignalSupport signal_support() override { return npu_kv::signal_support(); }
 
   StreamRuntime& runtime() override { return acl_runtime(); }
 

@@ -24,6 +24,14 @@ OptionalAclFunctions look_up_all() {
   look_up(library, "aclmdlRICaptureEnd", &functions.capture_end);
   look_up(library, "aclmdlRIExecuteAsync", &functions.execute_async);
   look_up(library, "aclmdlRIDestroy", &functions.destroy_graph);
+  look_up(library, "aclmdlRICaptureGetInfo", &functions.capture_info);
+  look_up(library, "aclmdlRICaptureThreadExchangeMode", &functions.exchange_capture_mode);
+  look_up(library, "aclmdlRIDestroyRegisterCallback", &functions.register_destroy_callback);
+  look_up(library, "aclrtLaunchHostFunc", &functions.launch_host_func);
+  look_up(library, "aclrtLaunchCallback", &functions.launch_callback);
+  look_up(library, "aclrtValueWait", &functions.value_wait);
+  look_up(library, "aclrtValueWrite", &functions.value_write);
+  look_up(library, "aclrtCreateEventWithFlag", &functions.create_event_with_flag);
   look_up(library, "aclrtCreateStreamWithConfig", &functions.create_stream_with_config);
   look_up(library, "aclrtStreamQuery", &functions.stream_query);
   look_up(library, "aclrtSynchronizeStreamWithTimeout", &functions.synchronize_stream_with_timeout);

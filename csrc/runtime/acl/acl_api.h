@@ -18,6 +18,14 @@ struct OptionalAclFunctions {
   decltype(&aclmdlRICaptureEnd) capture_end = nullptr;
   decltype(&aclmdlRIExecuteAsync) execute_async = nullptr;
   decltype(&aclmdlRIDestroy) destroy_graph = nullptr;
+  decltype(&aclmdlRICaptureGetInfo) capture_info = nullptr;
+  decltype(&aclmdlRICaptureThreadExchangeMode) exchange_capture_mode = nullptr;
+  decltype(&aclmdlRIDestroyRegisterCallback) register_destroy_callback = nullptr;
+  decltype(&aclrtLaunchHostFunc) launch_host_func = nullptr;
+  decltype(&aclrtLaunchCallback) launch_callback = nullptr;
+  decltype(&aclrtValueWait) value_wait = nullptr;
+  decltype(&aclrtValueWrite) value_write = nullptr;
+  decltype(&aclrtCreateEventWithFlag) create_event_with_flag = nullptr;
   decltype(&aclrtCreateStreamWithConfig) create_stream_with_config = nullptr;
   decltype(&aclrtStreamQuery) stream_query = nullptr;
   decltype(&aclrtSynchronizeStreamWithTimeout) synchronize_stream_with_timeout = nullptr;

@@ -197,6 +197,14 @@ Status AclRuntime::event_state(void* event, EventState* state) {
   return checked("aclrtSynchronizeEvent", aclrtSynchronizeEvent(event));
 }
 
+bool AclRuntime::event_reached(void* event) {
+  const auto query = optional_acl_functions().query_event_status;
+  aclrtEventRecordedStatus recorded = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+  // A query that fails is of a device that is lost, where nothing is under way any more.
+  return query == nullptr || query(event, &recorded) != ACL_SUCCESS ||
+         recorded == ACL_EVENT_RECORDED_STATUS_COMPLETE;
+}
+
 Status AclRuntime::event_timestamp(void* event, uint64_t* microseconds) {
   const auto timestamp = optional_acl_functions().event_get_timestamp;
   if (timestamp == nullptr) {

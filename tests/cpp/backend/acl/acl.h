@@ -8,6 +8,8 @@
 #define ACL_STREAM_FAST_SYNC 0x2u
 
 inline constexpr aclError ACL_ERROR_API_NOT_SUPPORT = 200001;
+inline constexpr int ACL_MEM_MALLOC_HUGE_FIRST = 0;
+inline constexpr int ACL_CALLBACK_BLOCK = 1;
 
 extern "C" {
 aclError aclrtMemGetAddressRange(void* pointer, void** base, size_t* size);

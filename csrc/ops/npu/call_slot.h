@@ -1,0 +1,36 @@
+// What one deferred call has of the runtime: page-locked memory for its ids and the signal that its
+// stream waits for.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "runtime/signal_runtime.h"
+
+namespace npu_kv {
+
+// Thread-safe in the way of its parts: made once, then only read. The device must be current on the
+// threads that make and destroy it.
+class CallSlot {
+ public:
+  // Throws TransferError when the runtime refuses or lacks something.
+  CallSlot(SignalRuntime& runtime, int device, size_t ids_bytes);
+  ~CallSlot();
+  CallSlot(const CallSlot&) = delete;
+  CallSlot& operator=(const CallSlot&) = delete;
+
+  void* signal() const { return signal_; }
+  const std::shared_ptr<void>& ids_memory() const { return ids_memory_; }
+  size_t ids_bytes() const { return ids_bytes_; }
+
+  // Exchanges the memory for more. Calls that are under way keep the old one alive.
+  void grow(size_t ids_bytes);
+
+ private:
+  SignalRuntime& runtime_;
+  void* signal_ = nullptr;
+  std::shared_ptr<void> ids_memory_;
+  size_t ids_bytes_ = 0;
+};
+
+}  // namespace npu_kv

@@ -1,0 +1,254 @@
+#include "transfer/call_scheduler.h"
+
+#include <exception>
+#include <utility>
+
+#include "runtime/host_runtime.h"
+#include "transfer/copy_scheduler.h"
+#include "transfer/copy_stats.h"
+
+namespace npu_kv {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long the copies of a stream that has failed may take to come to rest.
+constexpr int kSettleTimeoutMs = 1000;
+constexpr int kSignalRetries = 3;
+
+// The place of a call's copies among the jobs of the copy backends that share blocks with it.
+class BackendOrder {
+ public:
+  BackendOrder(const BlockTransfer& transfer, int device, StreamRef stream) {
+    for (auto& backend : CopyScheduler::on_device(device)) {
+      if (auto copy = backend->enter(transfer, stream, &status_)) {
+        entered_.emplace_back(std::move(backend), std::move(copy));
+      }
+    }
+  }
+  ~BackendOrder() {
+    for (const auto& [backend, copy] : entered_) backend->leave(copy, done_);
+  }
+  BackendOrder(const BackendOrder&) = delete;
+  BackendOrder& operator=(const BackendOrder&) = delete;
+
+  const Status& status() const { return status_; }
+  bool has_jobs() const { return !entered_.empty(); }
+  void issued(EventHandle done) { done_ = std::move(done); }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<CopyScheduler>, std::shared_ptr<OutsideCopy>>> entered_;
+  EventHandle done_;
+  Status status_;
+};
+
+}  // namespace
+
+std::string DeferredCall::describe(int device) const {
+  std::string text = std::string("npu_kv::swap_blocks_batch, ") +
+                     direction_name(transfer.direction) + " on npu:" + std::to_string(device) +
+                     ", call " + std::to_string(number);
+  if (captured) text += " of its graph, replay " + std::to_string(served);
+  return text;
+}
+
+CallScheduler::CallScheduler(StreamRuntime& runtime, SignalRuntime& signals, int device,
+                             Report report)
+    : runtime_(runtime),
+      signals_(signals),
+      device_(device),
+      report_(std::move(report)),
+      events_(runtime) {}
+
+Status CallScheduler::start(StreamRuntime& runtime, SignalRuntime& signals, int device,
+                            Report report, CallScheduler** scheduler) {
+  auto self = std::unique_ptr<CallScheduler>(
+      new CallScheduler(runtime, signals, device, std::move(report)));
+  std::thread thread([raw = self.get()] { raw->run(); });
+  Lock lock(self->mutex_);
+  self->work_.wait(lock, [&] { return self->started_; });
+  lock.unlock();
+  if (!self->start_status_.ok()) {
+    thread.join();
+    return self->start_status_;
+  }
+  thread.detach();
+  *scheduler = self.release();
+  return {};
+}
+
+void CallScheduler::run() {
+  const Status bound = runtime_.use_device(device_);
+  Lock lock(mutex_);
+  start_status_ = bound;
+  started_ = true;
+  work_.notify_all();
+  if (!bound.ok()) return;
+  std::vector<DeferredCall*> calls;
+  for (;;) {
+    busy_ = false;
+    if (stopped_) idle_.notify_all();
+    work_.wait(lock, [&] { return !waiting_.empty(); });
+    calls.swap(waiting_);
+    busy_ = true;
+    for (DeferredCall* call : calls) {
+      const bool stopped = stopped_;
+      lock.unlock();
+      serve(*call, stopped);
+      lock.lock();
+    }
+    calls.clear();
+  }
+}
+
+Status CallScheduler::open(Direction direction) {
+  Lane& lane = lanes_[static_cast<size_t>(direction)];
+  if (lane.made) return {};
+  const std::lock_guard lock(open_mutex_);
+  if (lane.made) return {};
+  Status status = runtime_.create_stream(device_, &lane.stream);
+  lane.made = status.ok();
+  return status;
+}
+
+void CallScheduler::on_stream(void* argument) {
+  auto* call = static_cast<DeferredCall*>(argument);
+  CallScheduler& self = *call->scheduler;
+  {
+    const Lock lock(self.mutex_);
+    call->reached = Clock::now();
+    self.waiting_.push_back(call);
+  }
+  self.work_.notify_one();
+}
+
+void CallScheduler::serve(DeferredCall& call, bool stopped) {
+  Lane& lane = lanes_[static_cast<size_t>(call.transfer.direction)];
+  ++call.served;
+  Status status;
+  try {
+    status =
+        stopped ? Status(-1, "npu_kv_ops was shut down, so nothing was copied") : copy(call, lane);
+  } catch (const std::exception& error) {  // of the ids, or out of memory
+    status = {-1, error.what()};
+  }
+  {
+    const Lock lock(mutex_);
+    ++stats_.calls;
+  }
+  if (!status.ok()) fail(call, status.message());
+  release(call, lane);
+}
+
+Status CallScheduler::copy(DeferredCall& call, Lane& lane) {
+  prepare(&call.transfer, call.src_ids, call.dst_ids);
+  const TransferSize size = size_of(call.transfer);
+  if (size.copies_after == 0) return {};
+  BackendOrder order(call.transfer, device_, lane.stream);
+  if (!order.status().ok()) return order.status();
+  const bool on_host = call.transfer.direction == Direction::kHostToHost;
+  if (on_host && order.has_jobs()) {
+    // These copies are not on the stream that waits for the jobs.
+    if (Status status = runtime_.synchronize_stream(lane.stream, -1); !status.ok()) return status;
+  }
+  const auto start = Clock::now();
+  Runtime& runtime = on_host ? static_cast<Runtime&>(host_runtime()) : runtime_;
+  Status status = issue(call.transfer, runtime, lane.stream, call.batch_limit);
+  order.issued(track(call, lane));
+  if (status.ok()) count_call(size.bytes, size.copies_before, size.copies_after);
+  const Lock lock(mutex_);
+  stats_.start_ns.add((start - call.reached).count());
+  return status;
+}
+
+// Lets the stream that called go on. Afterwards the call is not touched any more: a graph may be
+// destroyed.
+void CallScheduler::release(DeferredCall& call, Lane& lane) {
+  const std::unique_ptr<DeferredCall> owned(call.captured ? nullptr : &call);
+  void* const signal = call.signal;
+  Status status = signals_.set_signal(lane.stream, signal);
+  // Without the signal the stream would wait for ever, so a refusal is not the last word.
+  for (int i = 0; i < kSignalRetries && !status.ok(); ++i) {
+    (void)runtime_.synchronize_stream(lane.stream, kSettleTimeoutMs);
+    status = signals_.set_signal(lane.stream, signal);
+  }
+  if (!status.ok()) fail(call, "its stream cannot go on: " + status.message());
+}
+
+// Whether the copies succeed is known when they are done, which somebody has to ask about.
+EventHandle CallScheduler::track(const DeferredCall& call, Lane& lane) {
+  EventHandle done;
+  Status status = events_.take(&done);
+  if (status.ok()) status = runtime_.record_event(done.get(), lane.stream);
+  if (!status.ok()) {
+    // Others could not wait for the copies: they have to be over.
+    (void)runtime_.synchronize_stream(lane.stream, -1);
+    fail(call, "whether its copies succeed is unknown: " + status.message());
+    return nullptr;
+  }
+  check_copies(lane);
+  const std::lock_guard lock(lane.issued_mutex);
+  lane.issued.push_back({done, call.describe(device_)});
+  return done;
+}
+
+void CallScheduler::check_copies() {
+  for (Lane& lane : lanes_) check_copies(lane);
+}
+
+void CallScheduler::check_copies(Lane& lane) {
+  const std::lock_guard lock(lane.issued_mutex);
+  while (!lane.issued.empty()) {
+    EventState state = EventState::kPending;
+    const Status status = runtime_.event_state(lane.issued.front().done.get(), &state);
+    if (status.ok() && state == EventState::kPending) return;
+    if (status.ok()) {
+      lane.issued.pop_front();
+      continue;
+    }
+    // The runtime tells once that a copy on the stream has failed, and not which: of the calls that
+    // are over by now any may be the one.
+    const Issued first = std::move(lane.issued.front());
+    lane.issued.pop_front();
+    size_t more = 0;
+    while (!lane.issued.empty() && runtime_.event_reached(lane.issued.front().done.get())) {
+      lane.issued.pop_front();
+      ++more;
+    }
+    std::string message = first.what + ": " + status.message();
+    if (more > 0) {
+      message += " (or one of the " + std::to_string(more) + " calls behind it in this direction)";
+    }
+    {
+      const Lock stats_lock(mutex_);
+      ++stats_.failures;
+    }
+    report_(std::move(message));
+  }
+}
+
+void CallScheduler::fail(const DeferredCall& call, const std::string& reason) {
+  {
+    const Lock lock(mutex_);
+    ++stats_.failures;
+  }
+  report_(call.describe(device_) + ": " + reason);
+}
+
+void CallScheduler::stop(std::chrono::nanoseconds timeout) {
+  Lock lock(mutex_);
+  stopped_ = true;
+  idle_.wait_for(lock, timeout, [&] { return !busy_ && waiting_.empty(); });
+}
+
+bool CallScheduler::stopped() const {
+  const Lock lock(mutex_);
+  return stopped_;
+}
+
+CallStats CallScheduler::stats() const {
+  const Lock lock(mutex_);
+  return stats_;
+}
+
+}  // namespace npu_kv

@@ -1,0 +1,40 @@
+// A call of the operator whose block ids lie in device memory: they are known when the stream gets
+// there, once in eager code and at every replay in a captured graph.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "runtime/export.h"
+#include "transfer/block_transfer.h"
+
+namespace npu_kv {
+
+class CallScheduler;
+
+struct DeferredCall {
+  // Layouts and direction. The runs are made anew every time.
+  BlockTransfer transfer;
+  // Views of page-locked memory that the stream has filled when it calls the scheduler.
+  IdList src_ids;
+  IdList dst_ids;
+  std::shared_ptr<void> ids_memory;
+  // What the stream waits for.
+  void* signal = nullptr;
+  CallScheduler* scheduler = nullptr;
+  size_t batch_limit = 0;
+
+  // In eager code the scheduler deletes the call after it has served it; the calls of a graph
+  // belong to the graph.
+  bool captured = false;
+  uint64_t number = 0;  // of the call, in its graph when captured, else on its device; from 1
+  uint64_t served = 0;  // only touched by the scheduler
+  std::chrono::steady_clock::time_point reached;  // when the stream called
+
+  // "npu_kv::swap_blocks_batch, host to device on npu:0, call 2 of its graph, replay 57"
+  NPU_KV_API std::string describe(int device) const;
+};
+
+}  // namespace npu_kv

@@ -1,0 +1,49 @@
+"""A load in `torch.compile(backend="npugraph_ex")`: new ids, nothing is compiled anew."""
+
+from __future__ import annotations
+
+import sys
+
+import npu_kv_ops
+from npu_kv_ops.cli.runtime_choice import choose
+
+LAYERS, HOST_BLOCKS, BLOCKS, PAIRS = 4, 64, 32, 6
+
+
+def main() -> int:
+    if choose("auto") == "host":
+        sys.exit("there is no NPU, and no torch_npu to simulate one for")
+    import torch
+
+    from npu_kv_ops.graph_passes import npugraph_ex_options
+
+    # Layers that are views of one allocation: what npugraph_ex_options() is needed for.
+    host = list(torch.randn(LAYERS, HOST_BLOCKS, 16, 8).pin_memory().unbind(0))
+    device = list(torch.zeros(LAYERS, BLOCKS, 16, 8).npu().unbind(0))
+
+    def step(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+        torch.ops.npu_kv.swap_blocks_batch(host, device, src, dst)
+        return torch.stack(device) * 2
+
+    graphed = torch.compile(
+        step, backend="npugraph_ex", fullgraph=True, dynamic=False, options=npugraph_ex_options()
+    )
+
+    expected = [layer.cpu() for layer in device]
+    good = True
+    for count in range(2, PAIRS + 1):
+        blocks, slots = torch.randperm(HOST_BLOCKS)[:count], torch.randperm(BLOCKS)[:count]
+        padding = (0, PAIRS - count)
+        src, dst = (torch.nn.functional.pad(one, padding, value=-1) for one in (blocks, slots))
+        doubled = graphed(src.npu(), dst.npu())
+        torch.npu.synchronize()
+        npu_kv_ops.raise_pending_errors()  # a wrong id, a failed copy
+        for wanted, pool, cache, result in zip(expected, host, device, doubled):
+            wanted[slots] = pool[blocks]
+            good &= torch.equal(cache.cpu(), wanted) and torch.equal(result.cpu(), wanted * 2)
+    print("ok  " if good else "FAIL", "npugraph_ex: 5 replays, new blocks in each")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
