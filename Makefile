@@ -1,20 +1,25 @@
-# Each target sets up what it needs by itself in .venv; a second run takes seconds.
+# Each target sets up what it needs by itself in .venv (test-vllm: also in .venv-vllm); a second run
+# takes seconds.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 PYTEST_ARGS ?=
 DEMO_REQUESTS ?= 200
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMPS := $(VLLM_VENV)/stamps
 SOURCES := CMakeLists.txt $(shell find csrc -type f)
 TEST_SOURCES := $(shell find tests/cpp -type f)
 CXX_FILES = $(shell find csrc tests/cpp benchmarks -name '*.cpp' -o -name '*.h')
 PY_FILES := npu_kv_ops graph_passes tests benchmarks examples build_backend setup.py
 
-.PHONY: help demo test build lint format asan tsan clean
+.PHONY: help demo test test-vllm vllm-python build lint format asan tsan clean
 help:
 	@echo "make demo    the package at work: npu-kv doctor, a replay of a small trace, a decoder that swaps"
 	@echo "make test    C++ and Python tests"
+	@echo "make test-vllm  tests of the connector with vLLM's engine, in .venv-vllm"
 	@echo "make build   .venv with the package in it, editable"
 	@echo "make lint    formatting, lint, types          make format  put formatting right"
 	@echo "make asan    C++ tests with AddressSanitizer   make tsan    with ThreadSanitizer"
@@ -29,6 +34,13 @@ test: build $(STAMPS)/tests-built $(STAMPS)/test
 	$(BIN)/ctest --test-dir "$$($(BIN)/python build_backend/npu_kv_build.py)" \
 	  --output-on-failure --no-tests=error --parallel 2
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: vllm-python build $(VLLM_STAMPS)/linked
+	$(VLLM_BIN)/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+# Before anything that takes minutes.
+vllm-python: $(STAMPS)/venv
+	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vLLM wants Python 3.11 or newer; make clean && make test-vllm PYTHON=python3.11")'
 
 build: $(STAMPS)/built $(STAMPS)/installed
 
@@ -53,7 +65,7 @@ asan tsan: $(STAMPS)/tools
 	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info npu_kv_ops/lib npu_kv_ops/_C.*.so
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info npu_kv_ops/lib npu_kv_ops/_C.*.so
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -100,4 +112,27 @@ $(STAMPS)/installed: setup.py pyproject.toml $(wildcard build_backend/*) $(STAMP
 
 $(STAMPS)/tests-built: $(TEST_SOURCES) $(STAMPS)/built
 	NPU_KV_BUILD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+# With the interpreter of .venv, for which the binaries were built.
+$(VLLM_STAMPS)/venv: $(STAMPS)/venv | vllm-python
+	$(BIN)/python -m venv $(VLLM_VENV)
+	@mkdir -p $(VLLM_STAMPS) && touch $@
+
+# pip would warn of what requirements/vllm.txt leaves out on purpose.
+VLLM_REQUIREMENTS := requirements/build.txt requirements/npu.txt requirements/run.txt requirements/test.txt
+$(VLLM_STAMPS)/engine: requirements/vllm.txt tests/vllm/engine_requirements.py $(VLLM_REQUIREMENTS) $(VLLM_STAMPS)/venv
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps -r requirements/vllm.txt
+	$(VLLM_BIN)/python tests/vllm/engine_requirements.py > $(VLLM_STAMPS)/requirements.txt
+	$(VLLM_BIN)/python -m pip install --quiet --no-warn-conflicts \
+	  -r $(VLLM_STAMPS)/requirements.txt $(VLLM_REQUIREMENTS:%=-r %)
+	@touch $@
+
+# The package is used from the source tree, with the binaries of `make build`: they fit, as both
+# environments have the same Python and torch, and building them again would take minutes. Python
+# reads .pth files sorted by name, and npu_kv_ops.pth imports the package.
+SITE_PACKAGES = $$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(VLLM_STAMPS)/linked: build_backend/npu_kv_ops.pth $(VLLM_STAMPS)/engine
+	echo "$(CURDIR)" > "$(SITE_PACKAGES)/_npu_kv_ops_source.pth"
+	cp build_backend/npu_kv_ops.pth "$(SITE_PACKAGES)"
 	@touch $@

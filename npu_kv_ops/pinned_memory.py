@@ -28,7 +28,7 @@ runtime.load()
 
 import torch  # noqa: E402
 
-__all__ = ["empty_pinned", "host_mirror", "pinned_bytes"]
+__all__ = ["empty_pinned", "free_host_bytes", "host_mirror", "pinned_bytes"]
 
 _MEMORY_ALLOCATION = 207001  # ACL_ERROR_RT_MEMORY_ALLOCATION: also what too large a call answers
 _REGISTER_PINNED = 0x10000000  # ACL_HOST_REG_PINNED
@@ -131,6 +131,11 @@ def host_mirror(views: Mapping[str, torch.Tensor], num_blocks: int) -> dict[str,
                     f"view {done + 1} of {len(plans)}: {error}; {advice}"
                 ) from None
         return dict(zip(views, pins.tensors(), strict=True))
+
+
+def free_host_bytes() -> int | None:
+    """Bytes of host memory that can still be had, also by the control group; None if unknown."""
+    return _free_bytes()
 
 
 def pinned_bytes() -> int:

@@ -1,0 +1,1 @@
+"""Connections to serving engines. Importing this package imports none of them."""
