@@ -49,7 +49,8 @@ struct LaneStats {
   LatencyHistogram completion_ns;  // from there to the time completion was seen
 };
 
-// A copy of somebody else on the blocks of a scheduler's pools.
+// A copy of somebody else on the blocks of a scheduler's pools. The blocks do not change; `done` is
+// guarded by the scheduler's mutex and kept until the copy is over.
 struct OutsideCopy {
   std::vector<BlockRange> device;
   std::vector<BlockRange> host;

@@ -14,6 +14,9 @@ namespace npu_kv {
 
 class CallScheduler;
 
+// Complete before it is put on a stream, and from then on only touched by the scheduler's thread
+// and, in `reached`, by the callback before that. Its tensors are kept by others: the graph, or in
+// eager code their allocators, for which the stream is marked as their user.
 struct DeferredCall {
   // Layouts and direction. The runs are made anew every time.
   BlockTransfer transfer;

@@ -9,8 +9,9 @@
 
 namespace npu_kv {
 
-// Thread-safe in the way of its parts: made once, then only read. The device must be current on the
-// threads that make and destroy it.
+// Not thread-safe: a stream's is guarded by that stream's mutex, a graph's is not changed once it
+// is made. Must outlive every use by a stream. The device must be current on the threads that make,
+// grow and destroy it.
 class CallSlot {
  public:
   // Throws TransferError when the runtime refuses or lacks something.

@@ -267,13 +267,10 @@ TEST(a_copy_that_fails_is_told_and_the_graph_goes_on) {
 TEST(copies_run_behind_jobs_of_a_backend_that_share_a_block) {
   DeviceSession session;
   Pools pools(16, 16, true);
-  std::shared_ptr<CopyScheduler> backend;
-  CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+  auto backend = start(pools, acl_runtime());
   const StalledLane stores(*backend, Lane::kStore);
   const std::vector<int64_t> src{7}, dst{9};
-  auto job = backend->submit(
-      make_plan(backend->pools(), Lane::kStore, {src.data(), true, 1}, {dst.data(), true, 1}),
-      false, 0);
+  auto job = submit(*backend, Lane::kStore, src, dst);
   CHECK(backend->wait_launched(*job, 20s));
 
   Stream shares, apart;
@@ -300,8 +297,7 @@ TEST(jobs_of_a_backend_run_behind_copies_that_share_a_block) {
   DeviceSession session;
   npu_sim_set("h2d_bytes_per_second", 1'000'000);
   Pools pools(16, 16, true);
-  std::shared_ptr<CopyScheduler> backend;
-  CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+  auto backend = start(pools, acl_runtime());
   const StalledLane stores(*backend, Lane::kStore);
   // Holds the copies of the call until the job behind them is launched.
   auto store = submit(*backend, Lane::kStore, {7}, {9});
@@ -334,8 +330,7 @@ TEST(jobs_of_a_backend_run_behind_copies_that_share_a_block) {
 TEST(a_job_that_waits_for_the_stream_of_a_call_does_not_hold_the_call) {
   DeviceSession session;
   Pools pools(16, 16, true);
-  std::shared_ptr<CopyScheduler> backend;
-  CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+  auto backend = start(pools, acl_runtime());
   StalledStream stream;
   Call call(pools, Lane::kLoad, true);
   call.set({2}, {7});
@@ -368,8 +363,7 @@ TEST(a_job_that_waits_for_the_stream_of_a_call_does_not_hold_the_call) {
 TEST(graphs_and_a_backend_share_pools) {
   DeviceSession session;
   Pools pools(32, 32, true);
-  std::shared_ptr<CopyScheduler> backend;
-  CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+  auto backend = start(pools, acl_runtime());
   std::minstd_rand random(3);
   Stream stream;
   Call load(pools, Lane::kLoad, true);
@@ -377,10 +371,7 @@ TEST(graphs_and_a_backend_share_pools) {
   for (int round = 0; round < 60; ++round) {
     // Each job is launched before the graph that shares its blocks, or after it has been served.
     const auto stored = std::pair(shuffled(random, 32, 6), shuffled(random, 32, 6));
-    auto job =
-        backend->submit(make_plan(backend->pools(), Lane::kStore, {stored.first.data(), true, 6},
-                                  {stored.second.data(), true, 6}),
-                        false, round);
+    auto job = submit(*backend, Lane::kStore, stored.first, stored.second);
     pools.apply(Lane::kStore, stored.first, stored.second);
     CHECK(backend->wait_launched(*job, 20s));
     const auto loaded = std::pair(shuffled(random, 32, 5), shuffled(random, 32, 5));
@@ -400,8 +391,7 @@ TEST(a_job_behind_which_another_waits_for_an_event_is_not_forgotten) {
   DeviceSession session;
   for (const bool begun : {false, true}) {
     Pools pools(16, 16, true);
-    std::shared_ptr<CopyScheduler> backend;
-    CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+    auto backend = start(pools, acl_runtime());
     const StalledLane stores(*backend, Lane::kStore);
     auto first = submit(*backend, Lane::kStore, {5}, {9});
     CHECK(backend->wait_launched(*first, 20s));
@@ -435,8 +425,7 @@ TEST(a_job_behind_which_another_waits_for_an_event_is_not_forgotten) {
 TEST(jobs_that_were_submitted_before_are_not_overtaken) {
   DeviceSession session;
   Pools pools(4096, 4096, true);
-  std::shared_ptr<CopyScheduler> backend;
-  CHECK(CopyScheduler::start(acl_runtime(), pools.options(), &backend).ok());
+  auto backend = start(pools, acl_runtime());
   Stream stream;
   Call call(pools, Lane::kLoad, true);
   for (int round = 0; round < 5; ++round) {

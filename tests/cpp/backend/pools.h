@@ -104,3 +104,10 @@ class Pools {
 struct DeviceSession : Session {
   DeviceSession() { CHECK_OK(aclrtSetDevice(0)); }
 };
+
+inline std::shared_ptr<CopyScheduler> start(Pools& pools, StreamRuntime& runtime) {
+  std::shared_ptr<CopyScheduler> scheduler;
+  const Status status = CopyScheduler::start(runtime, pools.options(), &scheduler);
+  CHECK(status.ok());
+  return scheduler;
+}

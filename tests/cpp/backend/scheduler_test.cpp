@@ -15,13 +15,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::shared_ptr<CopyScheduler> start(Pools& pools, StreamRuntime& runtime) {
-  std::shared_ptr<CopyScheduler> scheduler;
-  const Status status = CopyScheduler::start(runtime, pools.options(), &scheduler);
-  CHECK(status.ok());
-  return scheduler;
-}
-
 std::shared_ptr<CopyScheduler> start_with_stores_on(Pools& pools, aclrtStream stream) {
   auto options = pools.options();
   options.own_streams[static_cast<int>(Lane::kStore)] = false;
