@@ -4,7 +4,7 @@ Runs on the simulated NPU. Ids are scattered: no two blocks are neighbours, noth
 are really moved, since the ids travel too, so the blocks are small. Three questions:
 
 host     how long does NPUGraph.replay() of a graph with one swap keep its caller? Against a graph
-         with one small operator in place of the swap (there are no empty graphs), the eager call
+         with one small operator in place of the swap, the eager call
          with ids on the NPU and the eager call with ids on the CPU. "done": until the stream is
          through.
 start    how long from the stream reaching the swap to the first copy given to the runtime? The
