@@ -5,7 +5,6 @@
 #include <torch_npu/csrc/core/npu/NPUGraphsUtils.h>
 
 #include <condition_variable>
-#include <optional>
 #include <thread>
 
 #include "runtime/acl/acl_api.h"

@@ -10,7 +10,6 @@
 #include <bit>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "ops/npu/captured_graphs.h"
@@ -239,7 +238,8 @@ void defer(std::unique_ptr<DeferredCall> call, DeferredArguments arguments,
            c10_npu::NPUStream stream, bool await) {
   const int device = stream.device_index();
   CallScheduler& scheduler = schedulers().of(device, call->transfer.direction);
-  if (const std::string missing = signal_support().missing; !missing.empty()) {
+  static const std::string missing = signal_support().missing;
+  if (!missing.empty()) {
     throw_transfer_error("npu_kv::swap_blocks_batch with block ids on the NPU: " + missing);
   }
   call->scheduler = &scheduler;
