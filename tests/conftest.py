@@ -128,7 +128,7 @@ def _no_races(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def npu() -> Iterator[torch.device]:
-    """The first NPU, with the NPU library loaded and every NPU idle before and after the test."""
+    """The first NPU, idle before and after the test, which begins on its default stream."""
     runtime.load()
     import torch
 
@@ -137,6 +137,8 @@ def npu() -> Iterator[torch.device]:
             torch.npu.synchronize(index)
 
     wait()
+    # A test that ended within a capture may have left another one.
+    torch.npu.set_stream(torch.npu.default_stream(0))
     yield torch.device("npu:0")
     wait()
 

@@ -180,7 +180,7 @@ def test_an_operator_uses_the_bytes_that_it_touches_and_no_others(
 
 
 def test_memory_of_the_caching_allocator_is_used_again(sim: ModuleType) -> None:
-    side = torch.npu.Stream()
+    main, side = torch.npu.current_stream(), torch.npu.Stream()
     size = 6 << 20  # large enough for a segment of its own, which nothing else fits
     host = torch.empty(size).pin_memory()
     for recorded in (True, False):
@@ -189,16 +189,16 @@ def test_memory_of_the_caching_allocator_is_used_again(sim: ModuleType) -> None:
         torch.npu.empty_cache()
         with silent(sim) if recorded else racing(sim):
             x = torch.ones(size, device="npu")
-            side.wait_stream(torch.npu.current_stream())
+            side.wait_stream(main)
             with torch.npu.stream(side), sim.stall(side.npu_stream):
                 host.copy_(x, non_blocking=True)
                 if recorded:
                     x.record_stream(side)
                 address = x.data_ptr()
                 del x
-                with torch.npu.stream(torch.npu.default_stream()):
+                with torch.npu.stream(main):
                     y = torch.zeros(size, device="npu")
-                torch.npu.default_stream().synchronize()
+                main.synchronize()
             assert (y.data_ptr() == address) != recorded
             del y
 
