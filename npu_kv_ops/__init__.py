@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from npu_kv_ops.errors import TransferError
     from npu_kv_ops.kv_cache import block_views, empty_pinned, host_mirror
     from npu_kv_ops.ops import raise_pending_errors, swap_blocks_batch
+    from npu_kv_ops.split_ops import swap_blocks_start, swap_blocks_wait
 
 __all__ = [
     "NPUDmaCopyBackend",
@@ -37,6 +38,8 @@ __all__ = [
     "runtime",
     "simulator",
     "swap_blocks_batch",
+    "swap_blocks_start",
+    "swap_blocks_wait",
 ]
 
 _HOME = {
@@ -49,6 +52,8 @@ _HOME = {
     "host_mirror": "kv_cache",
     "raise_pending_errors": "ops",
     "swap_blocks_batch": "ops",
+    "swap_blocks_start": "split_ops",
+    "swap_blocks_wait": "split_ops",
 }
 
 

@@ -20,7 +20,7 @@ runtime.load()
 import torch  # noqa: E402
 from torch.fx.node import has_side_effect  # noqa: E402
 
-from npu_kv_ops import _C  # noqa: E402
+from npu_kv_ops import _C, fake_kernels  # noqa: E402, F401
 
 __all__ = [
     "DeferredCallStats",
@@ -150,13 +150,13 @@ def swap_blocks_batch(
             _overloads.static(src, dst, src_blocks, dst_blocks)
     except RuntimeError:
         # torch answers so to what does not fit the schema, at length and without the position.
-        mistake = _mistake_in(src, dst, src_blocks, dst_blocks)
+        mistake = mistake_in(src, dst, src_blocks, dst_blocks)
         if mistake is None:
             raise
         raise mistake from None
 
 
-def _mistake_in(
+def mistake_in(
     src: object, dst: object, src_blocks: object, dst_blocks: object
 ) -> TypeError | IndexError | None:
     """What Python's own kinds of error say about arguments that do not fit the schema, or None."""

@@ -307,6 +307,43 @@ def several_calls() -> dict[str, Any]:
     return run(graph, apply, pools.check, replays=30)
 
 
+def split_by_hand() -> dict[str, Any]:
+    """Start, compute, and wait for one part after the other; a load, then a store."""
+    pools = Pools()
+    dev, host = pools.device, pools.host
+    start, wait = torch.ops.npu_kv.swap_blocks_start, torch.ops.npu_kv.swap_blocks_wait
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ticket = start(host, dev, a, b, [1, LAYERS - 1])
+        total = (a * b).sum()
+        wait(ticket, host[:1], dev[:1], 0)
+        total = total + dev[0].sum()
+        wait(ticket, host[1:], dev[1:], 1)
+        ticket = start(dev, host, b, a)
+        total = total + dev[-1].sum()
+        wait(ticket, dev, host)
+        for tensor in dev:
+            tensor.mul_(-1)
+        return total
+
+    ids = [torch.full((PAIRS,), -1, device=device) for _ in range(2)]
+    graph = compiled(function, tuple(ids))
+    if mode in ("npugraph", "make_graphed_callables"):
+        # What the captures and warm-ups have computed.
+        pools.expected = [[t.cpu().clone() for t in side] for side in (dev, host)]
+
+    def apply(a: torch.Tensor, b: torch.Tensor, result: torch.Tensor) -> dict[str, int]:
+        crossing = pools.apply(False, a, b)
+        wanted = (a * b).sum() + sum(pools.expected[0][layer].sum() for layer in (0, -1))
+        torch.testing.assert_close(result, wanted, rtol=1e-2, atol=1e-1)
+        pools.apply(True, b, a)
+        for tensor in pools.expected[0]:
+            tensor.mul_(-1)
+        return {"h2d": crossing, "d2h": crossing, "calls": 2}
+
+    return run(graph, apply, pools.check, replays=30)
+
+
 def made_in_the_graph() -> dict[str, Any]:
     """Destinations and sources that the graph computes, read by what follows."""
     pools = Pools()
@@ -444,6 +481,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "one storage, load": plain(False, torch.int64, "shared"),
     "one storage, store": plain(True, torch.int64, "shared"),
     "several calls": several_calls,
+    "split by hand": split_by_hand,
     "made in the graph": made_in_the_graph,
     "a clone as source": a_clone_as_source,
 }

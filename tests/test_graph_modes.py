@@ -22,6 +22,7 @@ COMMON = {
     *(f"views of one input, {way}" for way in ("load", "store")),
     *(f"one storage, {way}" for way in ("load", "store")),
     "several calls",
+    "split by hand",
     "made in the graph",
     "a clone as source",
 }

@@ -1,12 +1,18 @@
 // npu_kv_ops._C: counters, limits and deferred errors of the core library for Python.
+#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/version.h>
+
+#include <optional>
+#include <vector>
 
 #include "bindings/copy_backend.h"
 #include "bindings/deferred_calls.h"
 #include "bindings/python_border.h"
 #include "ops/npu_hook.h"
 #include "ops/pointer_checks.h"
+#include "ops/swap_ticket.h"
 #include "runtime/batch_limit.h"
 #include "runtime/pending_errors.h"
 #include "transfer/copy_stats.h"
@@ -41,6 +47,16 @@ PYBIND11_MODULE(_C, m) {
   m.def("pointers_in_graphs", &npu_kv::pointers_in_graphs);
   npu_kv::bind_deferred_calls(m);
   m.def("check_all_pointers", &npu_kv::check_all_pointers);
+  m.def(
+      "check_parts",
+      [](const std::optional<std::vector<int64_t>>& parts, size_t tensors) {
+        try {
+          (void)npu_kv::parts_of(parts ? at::OptionalIntArrayRef(*parts) : std::nullopt, tensors);
+        } catch (const c10::ValueError& error) {
+          throw py::value_error(error.what_without_backtrace());
+        }
+      },
+      py::arg("parts"), py::arg("tensors"));
   m.def("set_check_all_pointers", &npu_kv::set_check_all_pointers, py::arg("all"));
   m.def("build_info", [] {
     py::dict info;

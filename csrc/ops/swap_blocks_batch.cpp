@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "ops/arguments.h"
+#include "ops/host_swap.h"
 #include "ops/npu_hook.h"
 #include "ops/python_border.h"
 #include "runtime/host_runtime.h"
@@ -31,21 +32,6 @@ void copy_on_host(at::TensorList src, at::TensorList dst, const IdList& src_ids,
   const Status status = issue(transfer, runtime, StreamRef{}, runtime.batch_limit());
   if (!status.ok()) throw_transfer_error(status.message());
   count_call(size.bytes, size.copies_before, size.copies_after);
-}
-
-void swap_cpu(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
-              const at::Tensor& dst_blocks) {
-  check_id_tensors(src_blocks, dst_blocks);
-  check_ids_on_cpu(src_blocks, dst_blocks);
-  const at::Tensor src_ids = src_blocks.contiguous();
-  const at::Tensor dst_ids = dst_blocks.contiguous();
-  copy_on_host(src, dst, id_list(src_ids), id_list(dst_ids));
-}
-
-void swap_static_cpu(at::TensorList src, at::TensorList dst, at::IntArrayRef src_blocks,
-                     at::IntArrayRef dst_blocks) {
-  check_equal_length(src_blocks.size(), dst_blocks.size());
-  copy_on_host(src, dst, id_list(src_blocks), id_list(dst_blocks));
 }
 
 void swap_ptrs_cpu(const at::Tensor& src_ptrs, const at::Tensor& dst_ptrs, const at::Tensor& sizes,
@@ -84,6 +70,21 @@ void swap_ptrs_meta(const at::Tensor& src_ptrs, const at::Tensor& dst_ptrs, cons
 
 }  // namespace
 
+void swap_on_host(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
+                  const at::Tensor& dst_blocks) {
+  check_id_tensors(src_blocks, dst_blocks);
+  check_ids_on_cpu(src_blocks, dst_blocks);
+  const at::Tensor src_ids = src_blocks.contiguous();
+  const at::Tensor dst_ids = dst_blocks.contiguous();
+  copy_on_host(src, dst, id_list(src_ids), id_list(dst_ids));
+}
+
+void swap_on_host(at::TensorList src, at::TensorList dst, at::IntArrayRef src_blocks,
+                  at::IntArrayRef dst_blocks) {
+  check_equal_length(src_blocks.size(), dst_blocks.size());
+  copy_on_host(src, dst, id_list(src_blocks), id_list(dst_blocks));
+}
+
 void set_npu_hook(NpuHook* hook) { registered_hook = hook; }
 
 NpuHook* npu_hook() { return registered_hook.load(); }
@@ -109,8 +110,11 @@ TORCH_LIBRARY(npu_kv, m) {
 // Every backend without a kernel of its own, and no tensor at all: `.static` of empty lists, a
 // no-op.
 TORCH_LIBRARY_IMPL(npu_kv, CompositeExplicitAutograd, m) {
-  m.impl("swap_blocks_batch", &npu_kv::swap_cpu);
-  m.impl("swap_blocks_batch.static", &npu_kv::swap_static_cpu);
+  using SwapWithTensors =
+      void(at::TensorList, at::TensorList, const at::Tensor&, const at::Tensor&);
+  using SwapWithLists = void(at::TensorList, at::TensorList, at::IntArrayRef, at::IntArrayRef);
+  m.impl("swap_blocks_batch", static_cast<SwapWithTensors*>(&npu_kv::swap_on_host));
+  m.impl("swap_blocks_batch.static", static_cast<SwapWithLists*>(&npu_kv::swap_on_host));
   m.impl("swap_blocks_batch.ptrs", &npu_kv::swap_ptrs_cpu);
 }
 

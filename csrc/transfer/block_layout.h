@@ -24,6 +24,7 @@ struct BlockLayout {
   int64_t num_blocks = 0;
   Place place;
 
+  bool operator==(const BlockLayout&) const = default;
   bool empty() const { return num_blocks == 0 || payload_bytes == 0; }
   int64_t end() const { return base + (num_blocks - 1) * block_stride + payload_bytes; }
 };

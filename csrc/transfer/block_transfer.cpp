@@ -45,13 +45,17 @@ void prepare(BlockTransfer* transfer, const IdList& src_ids, const IdList& dst_i
 
 Status issue(const BlockTransfer& transfer, Runtime& runtime, StreamRef stream,
              size_t batch_limit) {
+  return issue(transfer.src, transfer.dst, transfer.runs, transfer.direction, runtime, stream,
+               batch_limit);
+}
+
+Status issue(std::span<const BlockLayout> src, std::span<const BlockLayout> dst, const Runs& runs,
+             Direction direction, Runtime& runtime, StreamRef stream, size_t batch_limit) {
   thread_local DescriptorBuffer buffer;
-  DescriptorCursor cursor(transfer.src, transfer.dst, transfer.runs);
+  DescriptorCursor cursor(src, dst, runs);
   while (!cursor.done()) {
     const Descriptors batch = cursor.next(batch_limit, kAnyBytes, buffer);
-    if (Status status = runtime.copy(batch, transfer.direction, stream); !status.ok()) {
-      return status;
-    }
+    if (Status status = runtime.copy(batch, direction, stream); !status.ok()) return status;
   }
   return {};
 }

@@ -50,6 +50,10 @@ NPU_KV_API void prepare(BlockTransfer* transfer, const IdList& src_ids, const Id
 // Stops at the first error; the batches before it are issued.
 NPU_KV_API Status issue(const BlockTransfer& transfer, Runtime& runtime, StreamRef stream,
                         size_t batch_limit);
+// The same for some of the tensors of a transfer, with its runs.
+NPU_KV_API Status issue(std::span<const BlockLayout> src, std::span<const BlockLayout> dst,
+                        const Runs& runs, Direction direction, Runtime& runtime, StreamRef stream,
+                        size_t batch_limit);
 
 // The same for copies that are given as addresses.
 NPU_KV_API Status issue(const Descriptors& copies, Direction direction, Runtime& runtime,

@@ -1,6 +1,8 @@
 #include "transfer/call_scheduler.h"
 
+#include <algorithm>
 #include <exception>
+#include <span>
 #include <utility>
 
 #include "runtime/host_runtime.h"
@@ -45,9 +47,8 @@ class BackendOrder {
 }  // namespace
 
 std::string DeferredCall::describe(int device) const {
-  std::string text = std::string("npu_kv::swap_blocks_batch, ") +
-                     direction_name(transfer.direction) + " on npu:" + std::to_string(device) +
-                     ", call " + std::to_string(number);
+  std::string text = std::string(op) + ", " + direction_name(transfer.direction) +
+                     " on npu:" + std::to_string(device) + ", call " + std::to_string(number);
   if (captured) text += " of its graph, replay " + std::to_string(served);
   return text;
 }
@@ -84,20 +85,16 @@ void CallScheduler::run() {
   started_ = true;
   work_.notify_all();
   if (!bound.ok()) return;
-  std::vector<DeferredCall*> calls;
   for (;;) {
-    busy_ = false;
-    if (stopped_) idle_.notify_all();
     work_.wait(lock, [&] { return !waiting_.empty(); });
-    calls.swap(waiting_);
-    busy_ = true;
-    for (DeferredCall* call : calls) {
-      const bool stopped = stopped_;
-      lock.unlock();
-      serve(*call, stopped);
-      lock.lock();
-    }
-    calls.clear();
+    serving_ = waiting_.front();
+    waiting_.pop_front();
+    const bool stopped = stopped_;
+    lock.unlock();
+    serve(*serving_, stopped);
+    lock.lock();
+    serving_ = nullptr;
+    idle_.notify_all();
   }
 }
 
@@ -122,13 +119,22 @@ void CallScheduler::on_stream(void* argument) {
   self.work_.notify_one();
 }
 
+void CallScheduler::let_go(const DeferredCall& call) {
+  Lock lock(mutex_);
+  idle_.wait(lock, [&] {
+    return serving_ != &call &&
+           std::find(waiting_.begin(), waiting_.end(), &call) == waiting_.end();
+  });
+}
+
 void CallScheduler::serve(DeferredCall& call, bool stopped) {
   Lane& lane = lanes_[static_cast<size_t>(call.transfer.direction)];
   ++call.served;
+  size_t released = 0;
   Status status;
   try {
-    status =
-        stopped ? Status(-1, "npu_kv_ops was shut down, so nothing was copied") : copy(call, lane);
+    status = stopped ? Status(-1, "npu_kv_ops was shut down, so nothing was copied")
+                     : copy(call, lane, &released);
   } catch (const std::exception& error) {  // of the ids, or out of memory
     status = {-1, error.what()};
   }
@@ -137,11 +143,11 @@ void CallScheduler::serve(DeferredCall& call, bool stopped) {
     ++stats_.calls;
   }
   if (!status.ok()) fail(call, status.message());
-  release(call, lane);
+  release(call, lane, released);
 }
 
-Status CallScheduler::copy(DeferredCall& call, Lane& lane) {
-  prepare(&call.transfer, call.src_ids, call.dst_ids);
+Status CallScheduler::copy(DeferredCall& call, Lane& lane, size_t* released) {
+  if (!call.ids_are_constants) prepare(&call.transfer, call.src_ids, call.dst_ids);
   const TransferSize size = size_of(call.transfer);
   if (size.copies_after == 0) return {};
   BackendOrder order(call.transfer, device_, lane.stream);
@@ -152,8 +158,7 @@ Status CallScheduler::copy(DeferredCall& call, Lane& lane) {
     if (Status status = runtime_.synchronize_stream(lane.stream, -1); !status.ok()) return status;
   }
   const auto start = Clock::now();
-  Runtime& runtime = on_host ? static_cast<Runtime&>(host_runtime()) : runtime_;
-  Status status = issue(call.transfer, runtime, lane.stream, call.batch_limit);
+  Status status = issue_parts(call, lane, released);
   order.issued(track(call, lane));
   if (status.ok()) count_call(size.bytes, size.copies_before, size.copies_after);
   const Lock lock(mutex_);
@@ -161,18 +166,40 @@ Status CallScheduler::copy(DeferredCall& call, Lane& lane) {
   return status;
 }
 
-// Lets the stream that called go on. Afterwards the call is not touched any more: a graph may be
-// destroyed.
-void CallScheduler::release(DeferredCall& call, Lane& lane) {
-  const std::unique_ptr<DeferredCall> owned(call.captured ? nullptr : &call);
-  void* const signal = call.signal;
-  Status status = signals_.set_signal(lane.stream, signal);
-  // Without the signal the stream would wait for ever, so a refusal is not the last word.
-  for (int i = 0; i < kSignalRetries && !status.ok(); ++i) {
-    (void)runtime_.synchronize_stream(lane.stream, kSettleTimeoutMs);
-    status = signals_.set_signal(lane.stream, signal);
+// The last signal is left to release(): before it the copies become known to others.
+Status CallScheduler::issue_parts(DeferredCall& call, Lane& lane, size_t* released) {
+  const BlockTransfer& transfer = call.transfer;
+  const bool on_host = transfer.direction == Direction::kHostToHost;
+  Runtime& runtime = on_host ? static_cast<Runtime&>(host_runtime()) : runtime_;
+  std::span<const BlockLayout> src(transfer.src);
+  std::span<const BlockLayout> dst(transfer.dst);
+  for (const CallPart& part : call.parts) {
+    if (Status status = issue(src.first(part.tensors), dst.first(part.tensors), transfer.runs,
+                              transfer.direction, runtime, lane.stream, call.batch_limit);
+        !status.ok()) {
+      return status;
+    }
+    src = src.subspan(part.tensors);
+    dst = dst.subspan(part.tensors);
+    if (&part == &call.parts.back()) break;
+    if (Status status = signals_.set_signal(lane.stream, part.signal); !status.ok()) return status;
+    ++*released;
   }
-  if (!status.ok()) fail(call, "its stream cannot go on: " + status.message());
+  return {};
+}
+
+// Lets the stream that called go on.
+void CallScheduler::release(DeferredCall& call, Lane& lane, size_t released) {
+  const std::unique_ptr<DeferredCall> owned(call.captured ? nullptr : &call);
+  for (const CallPart& part : std::span(call.parts).subspan(released)) {
+    Status status = signals_.set_signal(lane.stream, part.signal);
+    // Without the signal the stream would wait for ever, so a refusal is not the last word.
+    for (int i = 0; i < kSignalRetries && !status.ok(); ++i) {
+      (void)runtime_.synchronize_stream(lane.stream, kSettleTimeoutMs);
+      status = signals_.set_signal(lane.stream, part.signal);
+    }
+    if (!status.ok()) fail(call, "its stream cannot go on: " + status.message());
+  }
 }
 
 // Whether the copies succeed is known when they are done, which somebody has to ask about.
@@ -238,7 +265,7 @@ void CallScheduler::fail(const DeferredCall& call, const std::string& reason) {
 void CallScheduler::stop(std::chrono::nanoseconds timeout) {
   Lock lock(mutex_);
   stopped_ = true;
-  idle_.wait_for(lock, timeout, [&] { return !busy_ && waiting_.empty(); });
+  idle_.wait_for(lock, timeout, [&] { return serving_ == nullptr && waiting_.empty(); });
 }
 
 bool CallScheduler::stopped() const {

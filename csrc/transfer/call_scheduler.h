@@ -6,6 +6,9 @@
 //   the scheduler                                       check, merge, issue
 //   a stream of its own                                       copies, set signal
 //
+// Between the callback and the wait the caller's stream may have other work. A call has a signal
+// for each of its parts, which are copied in their order.
+//
 // What goes wrong ends with the signal set all the same, for as long as the runtime takes it at
 // all: a graph goes on, and the error is told.
 #pragma once
@@ -58,6 +61,10 @@ class NPU_KV_API CallScheduler {
   // call the runtime.
   static void on_stream(void* call);
 
+  // Returns when the call is not waiting to be served and not being served. No stream may get to it
+  // any more.
+  void let_go(const DeferredCall& call);
+
   // Reports copies that have failed since. The calling thread must have the device as its current
   // one.
   void check_copies();
@@ -90,8 +97,10 @@ class NPU_KV_API CallScheduler {
 
   void run();
   void serve(DeferredCall& call, bool stopped);
-  Status copy(DeferredCall& call, Lane& lane);
-  void release(DeferredCall& call, Lane& lane);
+  // Both count the parts whose signals are set.
+  Status copy(DeferredCall& call, Lane& lane, size_t* released);
+  void release(DeferredCall& call, Lane& lane, size_t released);
+  Status issue_parts(DeferredCall& call, Lane& lane, size_t* released);
   EventHandle track(const DeferredCall& call, Lane& lane);
   void check_copies(Lane& lane);
   void fail(const DeferredCall& call, const std::string& reason);
@@ -109,10 +118,10 @@ class NPU_KV_API CallScheduler {
   std::condition_variable work_;
   std::condition_variable idle_;
   // Guarded by mutex_.
-  std::vector<DeferredCall*> waiting_;  // in the order in which streams called
+  std::deque<DeferredCall*> waiting_;  // in the order in which streams called
+  DeferredCall* serving_ = nullptr;
   bool started_ = false;
   Status start_status_;
-  bool busy_ = false;
   bool stopped_ = false;
   CallStats stats_;
 };

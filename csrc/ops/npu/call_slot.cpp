@@ -9,14 +9,14 @@ namespace {
 
 void require(const Status& status, const char* what) {
   if (status.ok()) return;
-  throw_transfer_error("npu_kv::swap_blocks_batch with block ids on the NPU needs " +
-                       std::string(what) + ": " + status.message());
+  throw_transfer_error("npu_kv: calls that the scheduler serves need " + std::string(what) + ": " +
+                       status.message());
 }
 
 }  // namespace
 
 CallSlot::CallSlot(SignalRuntime& runtime, int device, size_t ids_bytes) : runtime_(runtime) {
-  grow(ids_bytes);
+  if (ids_bytes != 0) grow(ids_bytes);
   require(runtime.create_signal(device, &signal_), "a signal that the stream can wait for");
 }
 

@@ -1,5 +1,5 @@
-// What one deferred call has of the runtime: page-locked memory for its ids and the signal that its
-// stream waits for.
+// What one part of a deferred call has of the runtime: the signal that its stream waits for and,
+// for one part of each call, page-locked memory for the ids.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace npu_kv {
 // grow and destroy it.
 class CallSlot {
  public:
-  // Throws TransferError when the runtime refuses or lacks something.
+  // Throws TransferError when the runtime refuses or lacks something. No bytes: no memory.
   CallSlot(SignalRuntime& runtime, int device, size_t ids_bytes);
   ~CallSlot();
   CallSlot(const CallSlot&) = delete;

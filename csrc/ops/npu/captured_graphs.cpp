@@ -4,10 +4,13 @@
 #include <c10/util/Exception.h>
 #include <torch_npu/csrc/core/npu/NPUGraphsUtils.h>
 
+#include <atomic>
 #include <condition_variable>
+#include <iterator>
 #include <thread>
 
 #include "runtime/acl/acl_api.h"
+#include "transfer/call_scheduler.h"
 
 namespace npu_kv {
 namespace {
@@ -83,12 +86,22 @@ void CapturedGraph::hold(std::vector<c10::Storage> storages) {
   }
 }
 
+CapturedGraph::CapturedGraph(int device)
+    : device(device), number([] {
+        static std::atomic<uint64_t> last{0};
+        return ++last;
+      }()) {}
+
+CapturedGraph::~CapturedGraph() {
+  for (const auto& call : calls_) call->scheduler->let_go(*call);
+}
+
 DeferredCall* CapturedGraph::add(std::unique_ptr<DeferredCall> call,
-                                 std::unique_ptr<CallSlot> slot) {
+                                 std::vector<std::unique_ptr<CallSlot>> slots) {
   const std::lock_guard lock(mutex_);
   call->captured = true;
   call->number = calls_.size() + 1;
-  slots_.push_back(std::move(slot));
+  slots_.insert(slots_.end(), std::move_iterator(slots.begin()), std::move_iterator(slots.end()));
   calls_.push_back(std::move(call));
   return calls_.back().get();
 }

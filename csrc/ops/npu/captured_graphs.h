@@ -23,12 +23,17 @@ namespace npu_kv {
 // copies from and to whether or not anybody else still has them. Thread-safe.
 class CapturedGraph {
  public:
-  explicit CapturedGraph(int device) : device(device) {}
+  explicit CapturedGraph(int device);
+  // Waits for calls that are still being served: a stream need not have waited for them.
+  ~CapturedGraph();
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
 
   // Keeps what it was given; a storage is kept once.
   void hold(std::vector<c10::Storage> storages);
   // Numbers the call.
-  DeferredCall* add(std::unique_ptr<DeferredCall> call, std::unique_ptr<CallSlot> slot);
+  DeferredCall* add(std::unique_ptr<DeferredCall> call,
+                    std::vector<std::unique_ptr<CallSlot>> slots);
 
   // Notes copies that the graph's own tasks make, which the runtime limits by stream and direction.
   // False, and nothing is noted, when more than `limit` would be taken (0: no limit); `*taken` is
@@ -37,6 +42,7 @@ class CapturedGraph {
                    size_t* taken);
 
   const int device;
+  const uint64_t number;  // from 1, of no other graph
 
  private:
   std::mutex mutex_;

@@ -125,4 +125,10 @@ void MemoryUseCache::record(Entry* entry, at::TensorList src, at::TensorList dst
   entry->streams.push_back(stream.id());
 }
 
+const MemoryUse& memory_use(at::TensorList src, at::TensorList dst, const BlockTransfer& transfer,
+                            c10_npu::NPUStream stream) {
+  thread_local MemoryUseCache cache;
+  return cache.find(src, dst, transfer, stream);
+}
+
 }  // namespace npu_kv

@@ -60,4 +60,8 @@ class MemoryUseCache {
   size_t next_ = 0;
 };
 
+// The cache of the calling thread; valid until the thread's next call.
+const MemoryUse& memory_use(at::TensorList src, at::TensorList dst, const BlockTransfer& transfer,
+                            c10_npu::NPUStream stream);
+
 }  // namespace npu_kv

@@ -19,11 +19,14 @@
 
 #include "ops/arguments.h"
 #include "ops/boxed_kernel.h"
+#include "ops/npu/call_checks.h"
+#include "ops/npu/call_schedulers.h"
 #include "ops/npu/captured_graphs.h"
 #include "ops/npu/deferred_calls.h"
 #include "ops/npu/host_memory_in_flight.h"
 #include "ops/npu/launch.h"
 #include "ops/npu/memory_use.h"
+#include "ops/npu/npu_swap.h"
 #include "ops/npu_hook.h"
 #include "ops/pointer_checks.h"
 #include "ops/python_border.h"
@@ -36,52 +39,14 @@
 namespace npu_kv {
 namespace {
 
-// Calls under way that a call looks at to find host memory to let go of.
-constexpr size_t kPatience = 4;
-
-bool stream_is_capturing() {
-  return c10_npu::currentStreamCaptureStatusMayInitCtx() != c10_npu::CaptureStatus::None;
-}
-
-void refuse_cpu_ids_under_capture() {
-  TORCH_CHECK(
-      false,
-      "npu_kv::swap_blocks_batch: the current stream captures a graph, and ids in CPU "
-      "memory would be read once, now, so that every replay copies the same blocks. Pass "
-      "them as NPU tensors, which are read at every replay, or, if the same blocks are meant, as "
-      "lists of int to the .static overload");
-}
-
-// Not into a capture, which would break a function that has nothing to do with them.
-void raise_earlier_errors(int device, bool capturing) {
-  if (capturing) return;
-  check_deferred_copies(device);
-  throw_pending_errors(device);
-}
-
-[[noreturn]] void refuse_pageable_under_capture(const std::string& name) {
-  TORCH_CHECK(false, "npu_kv::swap_blocks_batch: ", name,
-              " is in page-able host memory, which a graph cannot copy. Use page-locked memory: "
-              "torch.empty(..., pin_memory=True) or npu_kv_ops.empty_pinned. If it is page-locked, "
-              "the compiler has cloned it, as it does with tensors of one call that lie in one "
-              "storage: compile with npu_kv_ops.graph_passes.npugraph_ex_options()");
-}
-
-void warn_of_pageable_memory(const std::string& name) {
-  static std::atomic<bool> warned{false};
-  if (warned.exchange(true)) return;
-  warn("npu_kv::swap_blocks_batch: " + name +
-       " is in page-able host memory, so the copy is synchronous. Page-locked memory "
-       "(torch.empty(..., pin_memory=True), npu_kv_ops.empty_pinned) makes it asynchronous. This "
-       "warning is given once");
-}
+constexpr char kName[] = "npu_kv::swap_blocks_batch";
 
 // Puts the launch into the task queue, in order with the other operators of the device.
 void enqueue(const std::shared_ptr<Launch>& launch, c10_npu::NPUStream stream, bool in_graph) {
   launch->in_graph = in_graph;
   launch->outcome_is_awaited = launch->caller_waits || in_graph;
   launch->caller = std::this_thread::get_id();
-  at_npu::native::OpCommand::RunOpApiV2("npu_kv::swap_blocks_batch", [launch]() -> int {
+  at_npu::native::OpCommand::RunOpApiV2(kName, [launch]() -> int {
     run(*launch);
     // Never an error code: it would end the use of the device for the whole process.
     return 0;
@@ -97,14 +62,6 @@ void enqueue(const std::shared_ptr<Launch>& launch, c10_npu::NPUStream stream, b
     }
   }
   if (!launch->status.ok()) throw_transfer_error(launch->status.message());
-}
-
-std::vector<c10::Storage> strong(
-    const std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>& storages) {
-  std::vector<c10::Storage> locked;
-  locked.reserve(storages.size());
-  for (const auto& storage : storages) locked.emplace_back(storage.lock());
-  return locked;
 }
 
 size_t graph_copy_limit_checked() {
@@ -140,7 +97,7 @@ void copy(at::TensorList src, at::TensorList dst, const IdList& src_ids, const I
   c10_npu::NPUGuard guard(static_cast<c10::DeviceIndex>(device));
   const bool capturing = stream_is_capturing();
   raise_earlier_errors(device, capturing);
-  if (capturing && !ids_are_constants) refuse_cpu_ids_under_capture();
+  if (capturing && !ids_are_constants) refuse_cpu_ids_under_capture(kName);
 
   prepare_checked(&launch->transfer, src_ids, dst_ids);
   const TransferSize size = size_of(launch->transfer);
@@ -148,13 +105,9 @@ void copy(at::TensorList src, at::TensorList dst, const IdList& src_ids, const I
 
   const c10_npu::NPUStream stream =
       c10_npu::getCurrentNPUStream(static_cast<c10::DeviceIndex>(device));
-  thread_local MemoryUseCache uses;
-  const MemoryUse& use = uses.find(src, dst, launch->transfer, stream);
+  const MemoryUse& use = memory_use(src, dst, launch->transfer, stream);
   launch->caller_waits = !use.pageable.empty();
-  if (launch->caller_waits) {
-    if (capturing) refuse_pageable_under_capture(use.pageable);
-    warn_of_pageable_memory(use.pageable);
-  }
+  if (launch->caller_waits) admit_pageable(kName, use.pageable, capturing);
   launch->batch_limit = max_batch_checked();
   launch->stream = {stream.stream(false), device};
   launch->storages = strong(use.storages);
@@ -183,13 +136,9 @@ void copy_deferred(at::TensorList src, at::TensorList dst, const at::Tensor& src
   if (src.empty() || src_blocks.numel() == 0) return;
 
   const c10_npu::NPUStream stream = c10_npu::getCurrentNPUStream(index);
-  thread_local MemoryUseCache uses;
-  const MemoryUse& use = uses.find(src, dst, call->transfer, stream);
+  const MemoryUse& use = memory_use(src, dst, call->transfer, stream);
   const bool wait = !use.pageable.empty();
-  if (wait) {
-    if (capturing) refuse_pageable_under_capture(use.pageable);
-    warn_of_pageable_memory(use.pageable);
-  }
+  if (wait) admit_pageable(kName, use.pageable, capturing);
   call->batch_limit = max_batch_checked();
   DeferredArguments arguments{
       src_blocks.contiguous(), dst_blocks.contiguous(), strong(use.storages), {}};
@@ -202,24 +151,11 @@ void copy_deferred(at::TensorList src, at::TensorList dst, const at::Tensor& src
   if (!failed.empty()) throw_transfer_error(failed);
 }
 
-void swap_npu(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
-              const at::Tensor& dst_blocks) {
-  check_id_tensors(src_blocks, dst_blocks);
-  if (on_npu(src_blocks) || on_npu(dst_blocks)) {
-    copy_deferred(src, dst, src_blocks, dst_blocks);
-    return;
-  }
-  check_ids_on_cpu(src_blocks, dst_blocks);
-  const at::Tensor src_ids = src_blocks.contiguous();
-  const at::Tensor dst_ids = dst_blocks.contiguous();
-  copy(src, dst, id_list(src_ids), id_list(dst_ids), /*ids_are_constants=*/false);
-}
-
-void swap_static_npu(at::TensorList src, at::TensorList dst, at::IntArrayRef src_blocks,
-                     at::IntArrayRef dst_blocks) {
-  check_equal_length(src_blocks.size(), dst_blocks.size());
-  copy(src, dst, id_list(src_blocks), id_list(dst_blocks), /*ids_are_constants=*/true);
-}
+// The overloads of swap_on_npu.
+constexpr void (*kSwapWithTensors)(at::TensorList, at::TensorList, const at::Tensor&,
+                                   const at::Tensor&) = &swap_on_npu;
+constexpr void (*kSwapWithLists)(at::TensorList, at::TensorList, at::IntArrayRef,
+                                 at::IntArrayRef) = &swap_on_npu;
 
 void swap_ptrs_npu(const at::Tensor& src_ptrs, const at::Tensor& dst_ptrs, const at::Tensor& sizes,
                    int64_t direction) {
@@ -255,10 +191,7 @@ class TorchNpuHook final : public NpuHook {
                 "npu_kv_ops.ops.pointers_in_graphs(), or pass tensors and lists of int to the "
                 ".static overload");
     launch->caller_waits = places.pageable;
-    if (places.pageable) {
-      if (capturing) refuse_pageable_under_capture("an address");
-      warn_of_pageable_memory("an address");
-    }
+    if (places.pageable) admit_pageable(kName, "an address", capturing);
     launch->batch_limit = max_batch_checked();
     launch->stream = {stream.stream(false), device};
     if (capturing) {
@@ -316,10 +249,30 @@ struct HookRegistration {
 } hook_registration;
 
 }  // namespace
+
+void swap_on_npu(at::TensorList src, at::TensorList dst, const at::Tensor& src_blocks,
+                 const at::Tensor& dst_blocks) {
+  check_id_tensors(src_blocks, dst_blocks);
+  if (on_npu(src_blocks) || on_npu(dst_blocks)) {
+    copy_deferred(src, dst, src_blocks, dst_blocks);
+    return;
+  }
+  check_ids_on_cpu(src_blocks, dst_blocks);
+  const at::Tensor src_ids = src_blocks.contiguous();
+  const at::Tensor dst_ids = dst_blocks.contiguous();
+  copy(src, dst, id_list(src_ids), id_list(dst_ids), /*ids_are_constants=*/false);
+}
+
+void swap_on_npu(at::TensorList src, at::TensorList dst, at::IntArrayRef src_blocks,
+                 at::IntArrayRef dst_blocks) {
+  check_equal_length(src_blocks.size(), dst_blocks.size());
+  copy(src, dst, id_list(src_blocks), id_list(dst_blocks), /*ids_are_constants=*/true);
+}
+
 }  // namespace npu_kv
 
 TORCH_LIBRARY_IMPL(npu_kv, PrivateUse1, m) {
-  m.impl("swap_blocks_batch", npu_kv::boxed_kernel<&npu_kv::swap_npu>());
-  m.impl("swap_blocks_batch.static", npu_kv::boxed_kernel<&npu_kv::swap_static_npu>());
+  m.impl("swap_blocks_batch", npu_kv::boxed_kernel<npu_kv::kSwapWithTensors>());
+  m.impl("swap_blocks_batch.static", npu_kv::boxed_kernel<npu_kv::kSwapWithLists>());
   m.impl("swap_blocks_batch.ptrs", &npu_kv::swap_ptrs_npu);
 }

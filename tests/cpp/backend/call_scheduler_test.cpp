@@ -65,7 +65,7 @@ class Call {
     call.transfer.direction = store ? Direction::kDeviceToHost : Direction::kHostToDevice;
     call.src_ids = {memory_.data(), true, kIds};
     call.dst_ids = {memory_.data() + kListBytes, true, kIds};
-    call.signal = signal_;
+    call.parts = {{call.transfer.src.size(), signal_}};
     call.scheduler = &scheduler();
     call.batch_limit = 4096;
     call.captured = captured;
@@ -87,11 +87,16 @@ class Call {
 
   // Another call with the same ids and the same signal.
   void put_on(aclrtStream stream, DeferredCall* other) {
+    start_on(stream, other);
+    CHECK(acl_signals().wait_signal({stream, 0}, signal_).ok());
+  }
+
+  // The stream goes on at once.
+  void start_on(aclrtStream stream, DeferredCall* other) {
     const StreamRef to{stream, 0};
     AclSignals& runtime = acl_signals();
     CHECK(runtime.read_device(memory_.data(), ids_.data(), 2 * kListBytes, to).ok());
     CHECK(runtime.launch_callback(to, &CallScheduler::on_stream, other).ok());
-    CHECK(runtime.wait_signal(to, signal_).ok());
   }
 
   DeferredCall call;
@@ -186,6 +191,54 @@ TEST(replays_may_be_queued_deep) {
   pools.apply(Lane::kLoad, {3, 4}, {5, 6});
   CHECK(pools.agree());
   CHECK_EQUAL(load.call.served, uint64_t{1000});
+  CHECK_EQUAL(errors().take().size(), size_t{0});
+}
+
+TEST(each_part_of_a_call_has_a_signal) {
+  DeviceSession session;
+  Pools pools(16, 16, true);
+  Stream stream;
+  Call load(pools, Lane::kLoad, true);
+  const size_t tensors = load.call.transfer.src.size();
+  CHECK(tensors > 1);
+  load.call.parts.clear();
+  for (size_t i = 0; i < tensors; ++i) {
+    load.call.parts.push_back({1, nullptr});
+    CHECK(acl_signals().create_signal(0, &load.call.parts.back().signal).ok());
+  }
+  Graph graph(capture(stream, [&] {
+    load.start_on(stream, &load.call);
+    for (const CallPart& part : load.call.parts) {
+      CHECK(acl_signals().wait_signal({stream, 0}, part.signal).ok());
+    }
+  }));
+  // In the last round the second part fails: it and those behind it are not copied.
+  for (int64_t round = 0; round < 3; ++round) {
+    load.set({round}, {round + 1});
+    if (round == 2) CHECK_OK(npu_sim_fail_call("aclrtMemcpyBatchAsync", 2, 507000, 1));
+    replay(graph, stream);
+    if (round < 2) {
+      pools.apply(Lane::kLoad, {round}, {round + 1});
+      CHECK(pools.agree());
+    }
+  }
+  CHECK_EQUAL(errors().take().size(), size_t{1});
+  for (const CallPart& part : load.call.parts) acl_signals().destroy_signal(part.signal);
+}
+
+TEST(a_call_is_let_go_when_it_is_served) {
+  DeviceSession session;
+  Pools pools(16, 16, true);
+  Stream stream;
+  Call load(pools, Lane::kLoad, true);
+  for (uint64_t round = 1; round <= 200; ++round) {
+    load.set({3}, {4});
+    load.start_on(stream, &load.call);
+    CHECK_OK(aclrtSynchronizeStreamWithTimeout(stream, 20000));  // not for the copies
+    scheduler().let_go(load.call);
+    CHECK_EQUAL(load.call.served, round);
+  }
+  CHECK_OK(aclrtSynchronizeDeviceWithTimeout(20000));
   CHECK_EQUAL(errors().take().size(), size_t{0});
 }
 
