@@ -410,18 +410,35 @@ def test_start_and_wait_belong_to_one_capture(npu: torch.device) -> None:
 
 @pytest.mark.npu
 @pytest.mark.races
-def test_a_graph_that_does_not_wait_can_be_replayed_and_destroyed(npu: torch.device) -> None:
+def test_a_graph_that_does_not_wait_can_be_replayed_and_destroyed(
+    sim: ModuleType, npu: torch.device
+) -> None:
     pools = Pools("npu")
     src, dst = pools.sides(store=False)
     ids = ids_of("npu", A), ids_of("npu", B)
+    graphs = ops.live_graphs()
     for _ in range(3):
         graph = captured(lambda: kv.swap_blocks_start(src, dst, *ids))
         for _ in range(20):
             graph.replay()
         del graph
     torch.npu.synchronize()
+    assert eventually(lambda: ops.live_graphs() <= graphs)
+    gc.collect()
     with pytest.raises(kv.TransferError, match="never waited for"):
         ops.raise_pending_errors()
+
+    # What it has left set is not what later calls wait for.
+    def step() -> None:
+        for _ in range(4):
+            kv.swap_blocks_batch(src, dst, *ids)
+            for tensor in dst:
+                tensor.add_(1)
+
+    graph = captured(step)
+    with sim.check_races():
+        graph.replay()
+        torch.npu.synchronize()
 
 
 @pytest.mark.npu

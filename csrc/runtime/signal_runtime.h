@@ -29,6 +29,11 @@ class SignalRuntime {
   // The callback may not call the runtime. A captured argument must outlive the graph.
   virtual Status launch_callback(StreamRef stream, Callback callback, void* argument) = 0;
 
+  // For a runtime with a clock of its own (a simulated one): within a callback, its time; and that
+  // what the calling thread does next was caused by what happened then.
+  virtual int64_t callback_time() { return 0; }
+  virtual void caused_at(int64_t /*time*/) {}
+
   // A signal is not set at first. Must be destroyed when no stream will use it any more.
   virtual Status create_signal(int device, void** signal) = 0;
   virtual void destroy_signal(void* signal) = 0;

@@ -114,6 +114,7 @@ void CallScheduler::on_stream(void* argument) {
   {
     const Lock lock(self.mutex_);
     call->reached = Clock::now();
+    call->callback_time = self.signals_.callback_time();
     self.waiting_.push_back(call);
   }
   self.work_.notify_one();
@@ -130,6 +131,7 @@ void CallScheduler::let_go(const DeferredCall& call) {
 void CallScheduler::serve(DeferredCall& call, bool stopped) {
   Lane& lane = lanes_[static_cast<size_t>(call.transfer.direction)];
   ++call.served;
+  signals_.caused_at(call.callback_time);
   size_t released = 0;
   Status status;
   try {

@@ -23,8 +23,9 @@ struct CallPart {
 };
 
 // Complete before it is put on a stream, and from then on only touched by the scheduler's thread
-// and, in `reached`, by the callback before that. Its tensors are kept by others: the graph, or in
-// eager code their allocators, for which the stream is marked as their user.
+// and, in `reached` and `callback_time`, by the callback before that. Its tensors are kept by
+// others: the graph, or in eager code their allocators, for which the stream is marked as their
+// user.
 struct DeferredCall {
   // Layouts and direction. The runs are made anew every time, unless the ids are constants: then
   // they are there already, and there are no lists.
@@ -46,7 +47,9 @@ struct DeferredCall {
   bool captured = false;
   uint64_t number = 0;  // of the call, in its graph when captured, else on its device; from 1
   uint64_t served = 0;  // only touched by the scheduler
-  std::chrono::steady_clock::time_point reached;  // when the stream called
+  // When the stream called, on the host's clock and on the runtime's own, if it has one.
+  std::chrono::steady_clock::time_point reached;
+  int64_t callback_time = 0;
 
   // "npu_kv::swap_blocks_batch, host to device on npu:0, call 2 of its graph, replay 57"
   NPU_KV_API std::string describe(int device) const;

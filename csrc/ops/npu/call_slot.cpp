@@ -20,7 +20,9 @@ CallSlot::CallSlot(SignalRuntime& runtime, int device, size_t ids_bytes) : runti
   require(runtime.create_signal(device, &signal_), "a signal that the stream can wait for");
 }
 
-CallSlot::~CallSlot() { runtime_.destroy_signal(signal_); }
+CallSlot::~CallSlot() {
+  if (!left_set_) runtime_.destroy_signal(signal_);
+}
 
 void CallSlot::grow(size_t ids_bytes) {
   void* memory = nullptr;

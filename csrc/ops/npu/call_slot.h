@@ -21,6 +21,9 @@ class CallSlot {
   CallSlot& operator=(const CallSlot&) = delete;
 
   void* signal() const { return signal_; }
+  // Between the two the signal may be set without anybody taking it back: it is not used again.
+  void will_be_waited_for() { left_set_ = true; }
+  void is_waited_for() { left_set_ = false; }
   const std::shared_ptr<void>& ids_memory() const { return ids_memory_; }
   size_t ids_bytes() const { return ids_bytes_; }
 
@@ -30,6 +33,7 @@ class CallSlot {
  private:
   SignalRuntime& runtime_;
   void* signal_ = nullptr;
+  bool left_set_ = false;
   std::shared_ptr<void> ids_memory_;
   size_t ids_bytes_ = 0;
 };

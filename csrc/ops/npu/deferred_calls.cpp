@@ -153,8 +153,6 @@ void start_eager(Launching& launching) {
   const std::scoped_lock lock(slots.mutex, ticket.mutex);
   call->number = ++slots.calls;
   auto own = make_slots(launching, [&](size_t bytes) { return take_slot(slots, device, bytes); });
-  std::vector<void*> signals;
-  for (const CallPart& part : call->parts) signals.push_back(part.signal);
   const std::string what = call->describe(device);
   if (Status status = launch(*call, launching.arguments, launching.stream); !status.ok()) {
     for (auto& slot : own) slots.waited_for.push_back(std::move(slot));
@@ -163,8 +161,8 @@ void start_eager(Launching& launching) {
   }
   (void)launching.call.release();  // the scheduler's now
   ticket.launched = true;
-  ticket.signals = std::move(signals);
-  ticket.slots = std::move(own);
+  for (const auto& slot : own) ticket.slots.push_back(slot.get());
+  ticket.own_slots = std::move(own);
   ticket.storages = std::move(launching.arguments.storages);
   ticket.foreign_host = std::move(launching.arguments.foreign_host);
 }
@@ -181,6 +179,8 @@ void issue_in_graph(Launching& launching) {
     return std::make_unique<CallSlot>(acl_signals(), launching.stream.device, bytes);
   });
   graph.hold(std::move(launching.arguments.storages));
+  std::vector<CallSlot*> started;
+  for (const auto& slot : slots) started.push_back(slot.get());
   DeferredCall* const call = graph.add(std::move(launching.call), std::move(slots));
   Status status = launch(*call, launching.arguments, launching.stream);
   if (status.ok() && launching.ticket) {
@@ -188,7 +188,8 @@ void issue_in_graph(Launching& launching) {
     const std::lock_guard lock(ticket.mutex);
     ticket.launched = true;
     ticket.graph = graph.number;
-    for (const CallPart& part : call->parts) ticket.signals.push_back(part.signal);
+    ticket.slots = std::move(started);
+    for (CallSlot* slot : ticket.slots) slot->will_be_waited_for();
   } else if (status.ok()) {
     status = acl_signals().wait_signal(launching.stream, call->parts.front().signal);
   }
@@ -261,9 +262,13 @@ Status wait_on_stream(Waiting& waiting) {
                     : "the swap was started in the capture of a graph, to which this wait does not "
                       "belong"};
   }
-  Status status = acl_signals().wait_signal(waiting.stream, ticket.signals[waiting.part]);
-  if (!status.ok() || graph != 0) return status;
-  waiting.slots->waited_for.push_back(std::move(ticket.slots[waiting.part]));
+  CallSlot& slot = *ticket.slots[waiting.part];
+  if (Status status = acl_signals().wait_signal(waiting.stream, slot.signal()); !status.ok()) {
+    return status;
+  }
+  slot.is_waited_for();
+  if (graph != 0) return {};
+  waiting.slots->waited_for.push_back(std::move(ticket.own_slots[waiting.part]));
   if (!waiting.is_last) return {};
   waiting.storages = std::move(ticket.storages);
   ticket.storages.clear();

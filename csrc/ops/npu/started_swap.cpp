@@ -3,7 +3,7 @@
 namespace npu_kv {
 
 StartedSwap::~StartedSwap() {
-  for (auto& slot : slots) (void)slot.release();
+  for (auto& slot : own_slots) (void)slot.release();
   if (!storages.empty()) new std::vector<c10::Storage>(std::move(storages));
   if (!foreign_host.empty()) new std::vector<c10::Storage>(std::move(foreign_host));
 }

@@ -28,11 +28,11 @@ class StartedSwap final : public SwapTicket {
 
   std::mutex mutex;
   // The following are guarded by mutex.
-  bool launched = false;       // else there is nothing to wait for
-  uint64_t graph = 0;          // number of the captured graph; 0 in eager code
-  std::vector<void*> signals;  // by part
-  // In eager code, by part; a wait takes its own. Those of a graph belong to it.
-  std::vector<std::unique_ptr<CallSlot>> slots;
+  bool launched = false;         // else there is nothing to wait for
+  uint64_t graph = 0;            // number of the captured graph; 0 in eager code
+  std::vector<CallSlot*> slots;  // by part; those of a graph belong to it
+  // In eager code; a wait takes its own.
+  std::vector<std::unique_ptr<CallSlot>> own_slots;
   // In eager code, until the last wait.
   std::vector<c10::Storage> storages;
   std::vector<c10::Storage> foreign_host;

@@ -36,6 +36,8 @@ OptionalAclFunctions look_up_all() {
   look_up(library, "aclrtStreamQuery", &functions.stream_query);
   look_up(library, "aclrtSynchronizeStreamWithTimeout", &functions.synchronize_stream_with_timeout);
   look_up(library, "aclGetRecentErrMsg", &functions.get_recent_err_msg);
+  look_up(library, "npu_sim_callback_ns", &functions.simulated_callback_ns);
+  look_up(library, "npu_sim_caused_at", &functions.simulated_caused_at);
   return functions;
 }
 

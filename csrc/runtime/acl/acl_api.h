@@ -3,6 +3,7 @@
 
 #include <acl/acl.h>
 
+#include <cstdint>
 #include <string>
 
 namespace npu_kv {
@@ -30,6 +31,9 @@ struct OptionalAclFunctions {
   decltype(&aclrtStreamQuery) stream_query = nullptr;
   decltype(&aclrtSynchronizeStreamWithTimeout) synchronize_stream_with_timeout = nullptr;
   decltype(&aclGetRecentErrMsg) get_recent_err_msg = nullptr;
+  // Of the simulated runtime.
+  int64_t (*simulated_callback_ns)() = nullptr;
+  void (*simulated_caused_at)(int64_t ns) = nullptr;
 };
 
 const OptionalAclFunctions& optional_acl_functions();

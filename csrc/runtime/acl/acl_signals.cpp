@@ -52,6 +52,15 @@ Status AclSignals::launch_callback(StreamRef stream, Callback callback, void* ar
   return checked("aclrtLaunchCallback", code);
 }
 
+int64_t AclSignals::callback_time() {
+  const auto time = optional_acl_functions().simulated_callback_ns;
+  return time == nullptr ? 0 : time();
+}
+
+void AclSignals::caused_at(int64_t time) {
+  if (const auto tell = optional_acl_functions().simulated_caused_at) tell(time);
+}
+
 Status AclSignals::create_signal(int device, void** signal) {
   if (has_value_words()) return words_.take(device, signal);
   const auto create = optional_acl_functions().create_event_with_flag;

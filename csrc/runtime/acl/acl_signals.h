@@ -12,6 +12,8 @@ namespace npu_kv {
 class AclSignals final : public SignalRuntime {
  public:
   Status launch_callback(StreamRef stream, Callback callback, void* argument) override;
+  int64_t callback_time() override;
+  void caused_at(int64_t time) override;
   Status create_signal(int device, void** signal) override;
   void destroy_signal(void* signal) override;
   Status wait_signal(StreamRef stream, void* signal) override;

@@ -11,6 +11,7 @@
 
 #include "api/api.h"
 #include "api/call_sites.h"
+#include "engine/callbacks.h"
 #include "engine/context.h"
 #include "engine/engine.h"
 #include "engine/operator_table.h"
@@ -286,7 +287,9 @@ NPU_SIM_EXPORT void npu_sim_clear_faults() {
   }
 }
 
-NPU_SIM_EXPORT int64_t npu_sim_now_ns() { return Engine::get().host_ns; }
+NPU_SIM_EXPORT int64_t npu_sim_now_ns() { return Engine::get().host_ns(); }
+NPU_SIM_EXPORT int64_t npu_sim_callback_ns() { return callback_ns(); }
+NPU_SIM_EXPORT void npu_sim_caused_at(int64_t ns) { Engine::thread_is_caused_at(ns); }
 
 NPU_SIM_EXPORT void npu_sim_timeline_start() {
   Engine& engine = Engine::get();

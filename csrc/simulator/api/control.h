@@ -66,6 +66,12 @@ NPU_SIM_EXPORT char* npu_sim_take_races(int64_t first);
 
 /// Virtual time of the host, in ns since activation.
 NPU_SIM_EXPORT int64_t npu_sim_now_ns();
+
+/// A thread that does what another thread's callback asked for, and not only what comes next:
+/// within a callback, its time; and that the calling thread, which has a time of its own from then
+/// on, is not before that. Else its calls would be as late as the latest that the host has seen.
+NPU_SIM_EXPORT int64_t npu_sim_callback_ns();
+NPU_SIM_EXPORT void npu_sim_caused_at(int64_t ns);
 /// While recording, every task run is kept: {"stream": id, "handle": n, "kind": s, "bytes": n,
 /// "start_ns": n, "end_ns": n}. Stopping returns a JSON array (free with npu_sim_free).
 NPU_SIM_EXPORT void npu_sim_timeline_start();

@@ -332,7 +332,7 @@ NPU_SIM_EXPORT aclError aclrtMemset(void* pointer, size_t max, int32_t value, si
     Engine& engine = Engine::get();
     const HostAccess access(engine.races, "memset");
     fill(access.order());
-    engine.host_ns += device_time_ns(engine.settings, static_cast<int64_t>(count));
+    engine.host_spends(device_time_ns(engine.settings, static_cast<int64_t>(count)));
     Engine::Lock lock(engine.mutex);
     engine.changed.notify_all();
   });

@@ -8,9 +8,11 @@
 namespace npu_kv::sim {
 namespace {
 thread_local bool inside_callback = false;
-}
+thread_local int64_t callback_time_ns = 0;
+}  // namespace
 
 bool in_callback() { return inside_callback; }
+int64_t callback_ns() { return callback_time_ns; }
 
 void run_callback(CallbackThread& thread, aclrtHostFunc function, void* argument, bool blocking,
                   TaskRun& run) {
@@ -19,7 +21,7 @@ void run_callback(CallbackThread& thread, aclrtHostFunc function, void* argument
   Engine::Lock lock(engine.mutex);
   engine.host_reaches(run.now_ns);  // what the host does because of this happens after it
   engine.races.host_saw(run.clock());
-  thread.jobs.push_back({function, argument, record});
+  thread.jobs.push_back({function, argument, record, run.now_ns});
   engine.changed.notify_all();
   if (!blocking) return;
   try {
@@ -42,6 +44,7 @@ bool run_one_job(Engine::Lock& lock, Engine& engine, CallbackThread& thread) {
   thread.jobs.pop_front();
   lock.unlock();
   inside_callback = true;
+  callback_time_ns = job.time_ns;
   job.function(job.argument);
   inside_callback = false;
   lock.lock();

@@ -19,6 +19,7 @@ class CallbackThread {
     aclrtHostFunc function;
     void* argument;
     std::shared_ptr<Record> record;
+    int64_t time_ns;
   };
 
   std::deque<Job> jobs;
@@ -41,5 +42,7 @@ std::shared_ptr<CallbackThread> host_function_thread(Engine& engine, Context& co
 
 /// Whether the calling thread is inside a host callback, where runtime calls are not allowed.
 bool in_callback();
+/// The virtual time of the callback that the calling thread is inside of, or of its last one.
+int64_t callback_ns();
 
 }  // namespace npu_kv::sim

@@ -134,7 +134,7 @@ void CopySet::run_on_host() const {
   Engine& engine = Engine::get();
   const HostAccess access(engine.races, "copy");
   move(access.order());
-  engine.host_ns += duration_ns();
+  engine.host_spends(duration_ns());
   Engine::Lock lock(engine.mutex);
   engine.changed.notify_all();  // a stream may wait for a word this has written
 }

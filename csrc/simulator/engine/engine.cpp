@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "engine/context.h"
 #include "engine/stream.h"
@@ -27,10 +29,29 @@ Engine::Engine() {
   });
 }
 
+namespace {
+// Of a thread that has a time of its own.
+thread_local std::optional<int64_t> own_host_ns;
+}  // namespace
+
+int64_t Engine::host_ns() const { return own_host_ns ? *own_host_ns : shared_host_ns_.load(); }
+
+int64_t Engine::host_spends(int64_t ns) {
+  return own_host_ns ? *own_host_ns += ns : shared_host_ns_ += ns;
+}
+
 void Engine::host_reaches(int64_t ns) {
-  int64_t now = host_ns.load();
-  while (now < ns && !host_ns.compare_exchange_weak(now, ns)) {
+  if (own_host_ns) {
+    own_host_ns = std::max(*own_host_ns, ns);
+    return;
   }
+  int64_t now = shared_host_ns_.load();
+  while (now < ns && !shared_host_ns_.compare_exchange_weak(now, ns)) {
+  }
+}
+
+void Engine::thread_is_caused_at(int64_t ns) {
+  own_host_ns = std::max(own_host_ns.value_or(ns), ns);
 }
 
 Context& Engine::primary_context(int device) {

@@ -53,9 +53,13 @@ class Engine {
   Faults faults;
   RaceChecker races;
 
-  /// Virtual time of the host, ns. Moves with each submission and each completed synchronise.
-  std::atomic<int64_t> host_ns{0};
+  /// Virtual time of the host, ns. Moves with each submission and each completed synchronise. The
+  /// same for all threads, but for those that have told what they were caused by.
+  int64_t host_ns() const;
+  int64_t host_spends(int64_t ns);  // returns the time afterwards
   void host_reaches(int64_t ns);
+  /// From now on the calling thread has a time of its own, which is not before `ns`.
+  static void thread_is_caused_at(int64_t ns);
 
   /// True in a child that was forked after the first call: the threads are the parent's, and the
   /// lock may be held by one of them.
@@ -87,6 +91,7 @@ class Engine {
 
  private:
   Engine();
+  std::atomic<int64_t> shared_host_ns_{0};
 };
 
 /// Context of the calling thread; null until aclrtSetDevice.

@@ -150,7 +150,7 @@ void submit_locked(Engine& engine, Stream& stream, Task task) {
     throw SimulatorError(ACL_ERROR_RT_INVALID_HANDLE, "EE1003: the stream is being destroyed");
   }
   throw_if(stream.context.failure);
-  task.submitted_ns = engine.host_ns += engine.settings.call_ns;
+  task.submitted_ns = engine.host_spends(engine.settings.call_ns);
   task.origin = engine.races.submitting(task.label, stream.capture != nullptr);
   if (stream.capture != nullptr) {
     stream.capture->add(stream.lane, std::move(task));

@@ -238,7 +238,10 @@ TEST(a_call_is_let_go_when_it_is_served) {
     scheduler().let_go(load.call);
     CHECK_EQUAL(load.call.served, round);
   }
+  // Set the last time, it can be taken back.
   CHECK_OK(aclrtSynchronizeDeviceWithTimeout(20000));
+  CHECK(acl_signals().wait_signal({stream, 0}, load.call.parts[0].signal).ok());
+  CHECK_OK(aclrtSynchronizeStreamWithTimeout(stream, 20000));
   CHECK_EQUAL(errors().take().size(), size_t{0});
 }
 
