@@ -18,6 +18,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
+from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
 from npu_kv_ops.integrations.offload import connector as connector_module
@@ -231,3 +232,32 @@ def test_a_rank_tells_the_size_of_its_pool(tmp_path: Path) -> None:
     handshake = pickle.loads(pickle.dumps(connector.get_handshake_metadata()))
     assert handshake == OffloadHandshake(9)
     connector.shutdown()
+
+
+@pytest.mark.parametrize("placeholders", [0, 2])
+def test_blocks_are_searched_for_when_one_is_complete(
+    half: Half, monkeypatch: pytest.MonkeyPatch, placeholders: int
+) -> None:
+    searched: list[int] = []
+    theirs = SimpleCPUOffloadScheduler._select_eager_blocks_to_store
+
+    def counted(*arguments: Any) -> Any:
+        searched.append(request.num_computed_tokens)
+        return theirs(*arguments)
+
+    monkeypatch.setattr(SimpleCPUOffloadScheduler, "_select_eager_blocks_to_store", counted)
+    request = half.request("a", list(range(3 * BLOCK)))
+    taken = half.pool.get_new_blocks(3)
+    half.pool.cache_full_blocks(request, taken, 0, 3, BLOCK, 0)
+    half.manager.update_state_after_alloc(request, KVCacheBlocks((taken,)), 0)
+    state = half.manager._reqs_to_store["a"]
+    ids = KVCacheBlocks((taken,)).get_block_ids()
+    request.num_output_placeholders = placeholders
+    stored: list[int] = []
+    for request.num_computed_tokens in range(placeholders, 3 * BLOCK + placeholders + 1):
+        ours = half.manager._select_eager_blocks_to_store(state, ids)
+        assert ours == theirs(half.manager, state, ids)
+        stored += ours[0]
+        state.num_stored_blocks[0] += ours[1][0]
+    assert stored == ids[0]
+    assert searched == [blocks * BLOCK + placeholders for blocks in (1, 2, 3)]

@@ -97,9 +97,13 @@ class NpuKVOffloadConnector(SimpleCPUOffloadConnector):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return the requests whose loads have ended, and which of them failed."""
-        results = super().get_transfer_results(finished_req_ids)
-        if self.worker_handler is not None:
-            results.failed_recving |= self.worker_handler.take_failed_requests()
+        results = KVConnectorTransferResults()
+        worker = self.worker_handler
+        if worker is not None:
+            _, received = worker.get_finished(finished_req_ids)
+            if received is not None:
+                results.finished_recving = received
+            results.failed_recving = worker.take_failed_requests()
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
 __all__ = ["OffloadScheduler", "capacity_for"]
+
+# Device blocks to store, blocks looked at in each group, what events say of them (None: no events).
+_Selection: TypeAlias = tuple[list[int], list[int], list[Any] | None]
 
 
 def capacity_for(num_host_blocks: int, kv_cache_config: KVCacheConfig) -> int:
@@ -45,7 +48,9 @@ class OffloadScheduler(SimpleCPUOffloadScheduler):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in what the workers report after a step."""
         meta = connector_output.kv_connector_worker_meta
-        self._changed |= meta is not None or bool(connector_output.finished_recving)
+        if meta is None and not connector_output.finished_recving:
+            return  # as after most steps
+        self._changed = True
         if isinstance(meta, OffloadWorkerMetadata):
             # Or the request that is scheduled again would hit the same blocks, for ever.
             self.cpu_block_pool.evict_blocks(meta.failed_host_blocks)
@@ -70,6 +75,21 @@ class OffloadScheduler(SimpleCPUOffloadScheduler):
             return None
         self._changed, self._reported_free = False, free
         return OffloadStats(data=super().get_stats().data)
+
+    def _select_eager_blocks_to_store(
+        self, state: Any, block_ids_by_group: tuple[list[int], ...]
+    ) -> _Selection:
+        """Spare vLLM's search for a request that has not completed a block since the last one.
+
+        vLLM searches for every request of every step, and a request that decodes completes a block
+        once in ``block_size`` steps. What may be cached is never more than what is computed.
+        """
+        confirmed = state.request.num_computed_tokens - state.request.num_output_placeholders
+        for group in self.prefix_cacheable_group_ids:
+            if confirmed // self.group_block_sizes[group] > state.num_stored_blocks[group]:
+                found: _Selection = super()._select_eager_blocks_to_store(state, block_ids_by_group)
+                return found
+        return [], [0] * len(state.num_stored_blocks), [] if self.enable_kv_cache_events else None
 
     def _process_store_event(self, event_idx: int) -> None:
         failed = event_idx in self._failed_store_events

@@ -42,6 +42,9 @@ class Transfer:
 class TransferLane:
     """Launches the transfers of one direction and reports each of them once, in order.
 
+    Attributes:
+        running: transfers that have not been reported, with their events; only to look at.
+
     Not thread-safe: vLLM calls a connector on one thread.
     """
 
@@ -50,11 +53,7 @@ class TransferLane:
         self._launched = -1  # the highest event_idx so far
         # What the backend appends to. A transfer that was refused has no event.
         self._events: list[tuple[int, TransferEvent]] = []
-        self._running: deque[tuple[Transfer, TransferEvent | None]] = deque()
-
-    def __len__(self) -> int:
-        """Return the number of transfers that have not been reported."""
-        return len(self._running)
+        self.running: deque[tuple[Transfer, TransferEvent | None]] = deque()
 
     def launch(
         self,
@@ -101,7 +100,7 @@ class TransferLane:
                 event = self._events[-1][1]
             except (IndexError, ValueError, RuntimeError) as error:
                 transfer.error = error
-        self._running.append((transfer, event))
+        self.running.append((transfer, event))
 
     def poll(self) -> list[Transfer]:
         """Return the transfers that have ended since the last call; never waits.
@@ -109,8 +108,8 @@ class TransferLane:
         A transfer is reported behind those launched before it.
         """
         ended: list[Transfer] = []
-        while self._running:
-            transfer, event = self._running[0]
+        while self.running:
+            transfer, event = self.running[0]
             if event is not None:
                 try:
                     if not event.query():
@@ -118,7 +117,7 @@ class TransferLane:
                 except TransferError as error:
                     transfer.error = error
                 del self._events[0]
-            self._running.popleft()
+            self.running.popleft()
             transfer.seconds = time.monotonic() - transfer.launched_at
             ended.append(transfer)
         return ended
@@ -126,4 +125,4 @@ class TransferLane:
     def clear(self) -> None:
         """Forget all transfers, and with their events the backend."""
         self._events.clear()
-        self._running.clear()
+        self.running.clear()

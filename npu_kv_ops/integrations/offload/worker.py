@@ -140,14 +140,23 @@ class NpuKVOffloadWorker(SimpleCPUOffloadWorker):
     def start_load_kv(self) -> None:
         """Launch the loads of this step."""
         self._launch_hooks_called = True
-        if self._connector_metadata is not None:
-            self._launch_loads(self._connector_metadata)
+        metadata = self._connector_metadata
+        if metadata is not None and metadata.load_event >= 0:
+            self._launch(
+                self._loads, metadata.load_event, metadata.load_gpu_blocks, metadata.load_cpu_blocks
+            )
 
     def wait_for_save(self) -> None:
         """Launch the stores of this step."""
         self._launch_hooks_called = True
-        if self._connector_metadata is not None:
-            self._launch_stores(self._connector_metadata)
+        metadata = self._connector_metadata
+        if metadata is not None and metadata.store_event >= 0:
+            self._launch(
+                self._stores,
+                metadata.store_event,
+                metadata.store_gpu_blocks,
+                metadata.store_cpu_blocks,
+            )
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Collect the transfers that have ended, well or not; never waits. Loads only in a step.
@@ -160,8 +169,8 @@ class NpuKVOffloadWorker(SimpleCPUOffloadWorker):
         received: set[str] = set()
         if metadata is not None:  # which says whose loads they are
             if not self._launch_hooks_called:
-                self._launch_loads(metadata)
-                self._launch_stores(metadata)
+                self.start_load_kv()
+                self.wait_for_save()
             for transfer in self._loads.poll():
                 self._count(self._counts.loads, transfer)
                 requests = metadata.load_event_to_reqs.get(transfer.event_idx, ())
@@ -196,12 +205,13 @@ class NpuKVOffloadWorker(SimpleCPUOffloadWorker):
         None if nothing has ended and nothing is, or was at the last call, under way.
         """
         counts = self._counts
-        counts.queue_depth = len(self._loads) + len(self._stores)
+        depth = len(self._loads.running) + len(self._stores.running)
         # While transfers are under way, the peak over the ranks needs the number of every rank.
-        busy = counts.queue_depth or self._reported_depth
+        busy = depth or self._reported_depth
         if not (busy or counts.loads.seconds or counts.stores.seconds):
             return None
-        self._counts, self._reported_depth = TransferCounts(), counts.queue_depth
+        counts.queue_depth = self._reported_depth = depth
+        self._counts = TransferCounts()
         return counts
 
     def build_connector_worker_meta(self) -> OffloadWorkerMetadata | None:
@@ -231,21 +241,9 @@ class NpuKVOffloadWorker(SimpleCPUOffloadWorker):
         self.gpu_kv_caches = self.cpu_kv_caches = None
         self._connector_metadata = None
 
-    def _launch_loads(self, metadata: SimpleCPUOffloadMetadata) -> None:
-        self._launch(
-            self._loads, metadata.load_event, metadata.load_gpu_blocks, metadata.load_cpu_blocks
-        )
-
-    def _launch_stores(self, metadata: SimpleCPUOffloadMetadata) -> None:
-        self._launch(
-            self._stores, metadata.store_event, metadata.store_gpu_blocks, metadata.store_cpu_blocks
-        )
-
     def _launch(
         self, lane: TransferLane, event_idx: int, device_blocks: list[int], host_blocks: list[int]
     ) -> None:
-        if event_idx < 0:
-            return  # nothing to do in this step
         if self._has_no_caches:
             device_blocks, host_blocks = [], []  # still reported, as the scheduler counts ranks
         elif self._backend is None:
