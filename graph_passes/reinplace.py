@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
+from torch.utils._pytree import tree_map_only
 
 from . import functional_graph as functional
+from . import transfers
+from .ranges import MemoryRange, range_of, storage_of
 
 _log = logging.getLogger(__name__)
+_aten = torch.ops.aten
 
 
 class Reinplace:
-    """Puts the operators back to work in place, where the compiler itself would clone.
+    """Puts the operators back to work in place.
 
-    torch_npu's compilers clone every tensor of a call but one when several of them lie in one
-    storage (layers that are views of one allocation), and copy it back behind the call. ::
+    A compiler gets a graph in which nothing is written, and may clone what it finds hard to write
+    in place: all tensors of a call but one when several lie in one storage (layers that are views
+    of one allocation), every tensor when it does not look (``aot_eager``). ::
 
         n = auto_functionalized_v2(swap_blocks_batch, src_blocks=s, ..., _all_bases=[a, b])
         a1 = getitem(n, 1); b1 = getitem(n, 2)
@@ -29,9 +35,13 @@ class Reinplace:
         swap_blocks_batch([a], [b], s, d)
         y = add(b, 1)
 
+    and likewise for ``swap_blocks_start``, whose ticket becomes the node itself, and
+    ``swap_blocks_wait``. A tensor that is a view of a base becomes a view again, once for all
+    calls.
+
     That is right when nobody reads an old ``a`` or ``b`` behind the call, and when they are not
-    parts of one another. Otherwise the node is left to the compiler, which clones, and the reason
-    is logged. So are calls whose tensors have a storage each, where compilers do well.
+    parts of one another. Otherwise the call is left to the compiler, which clones, and the reason
+    is logged (INFO).
 
     To run behind the compiler's removal of clones: what is a copy of ``b`` before it may be ``b``
     itself afterwards.
@@ -40,88 +50,220 @@ class Reinplace:
     name = "reinplace"
 
     def __call__(self, graph: Graph) -> int:
-        """Changes ``graph``; returns how many calls it has put in place."""
-        calls = [call for call in functional.operator_nodes(graph) if _needs_help(call)]
+        """Changes ``graph``; returns how many calls it has put in place or mended."""
+        calls = functional.operator_nodes(graph)
+        mended = sum([functional.mend_slices(call) for call in calls])
         # All are judged before any is changed: afterwards the traced values of views no longer tell
         # what they are views of. The last first, because a call may hand its result to a later one.
+        judge = _Judge(graph, calls)
         in_place: list[Node] = []
         for call in reversed(calls):
-            reason = _reason_against(graph, call, in_place)
+            reason = judge.reason_against(call)
             if reason is None:
+                judge.accept(call)
                 in_place.append(call)
             else:
                 _log.info("%s stays functional: %s", functional.name_of(call), reason)
-        for call in reversed(in_place):
-            _put_in_place(call)
         if in_place:
-            functional.erase_self_copies(graph)
-        return len(in_place)
+            with functional.traced_like(functional.bases(in_place[0])[0].meta["val"]):
+                lowering = _Lowering(graph)
+                for call in reversed(in_place):
+                    lowering.put_in_place(call)
+                lowering.finish()
+        return len(in_place) + mended
 
 
-def _needs_help(call: Node) -> bool:
-    pairs = itertools.combinations(map(functional.origin, functional.bases(call)), 2)
-    return any(functional.share_a_storage(one, other) for one, other in pairs)
+class _Judge:
+    """Says which calls can work in place."""
+
+    def __init__(self, graph: Graph, calls: list[Node]) -> None:
+        self._memory: dict[Node, MemoryRange | None] = {}
+        self._positions: dict[Node, int] = {}
+        self._accepted: dict[Node, list[tuple[Node, int]]] = {}
+        watched = [
+            node
+            for call in calls
+            for nodes in (functional.bases(call), *functional.results(call).values())
+            for node in nodes
+        ]
+        storages = {memory.storage for node in watched if (memory := self.memory(node)) is not None}
+        self._reads: dict[int, list[tuple[int, Node, Node]]] = {}
+        for position, node in enumerate(graph.nodes):
+            self._positions[node] = position
+            for read in node.all_input_nodes:
+                memory = self.memory(read)
+                if memory is not None and memory.storage in storages:
+                    self._reads.setdefault(memory.storage, []).append((position, node, read))
+
+    def memory(self, node: Node) -> MemoryRange | None:
+        """The bytes of a traced value, as traced."""
+        if node not in self._memory:
+            value = node.meta.get("val")
+            self._memory[node] = range_of(value) if isinstance(value, torch.Tensor) else None
+        return self._memory[node]
+
+    def reason_against(self, call: Node) -> str | None:
+        """Why a call cannot work in place, or None."""
+        if transfers.transfer(call) is None:
+            return "it is no operator that these passes know"
+        bases = functional.bases(call)
+        if not bases:
+            return "it writes nothing"
+        origins: dict[int, list[tuple[Node, Node]]] = {}
+        for base in bases:
+            for one in {base, functional.origin(base)}:
+                memory = self.memory(one)
+                if memory is None:
+                    return f"the memory of {base.name} is unknown"
+                neighbours = origins.setdefault(memory.storage, [])
+                for other, base_of_other in neighbours:
+                    if base_of_other is not base and self._may_overlap(one, other):
+                        return f"{base_of_other.name} and {base.name} may overlap"
+                neighbours.append((one, base))
+        for index, base in enumerate(bases):
+            reader = self._reader_of_old(call, base, self._contents(call, index))
+            if reader is not None:
+                return f"{reader[0].name} reads what {reader[1].name} was before it"
+        return None
+
+    def accept(self, call: Node) -> None:
+        """Notes that a call will work in place."""
+        for index, base in enumerate(functional.bases(call)):
+            self._accepted.setdefault(base, []).append((call, index))
+
+    def _reader_of_old(
+        self, call: Node, base: Node, contents: set[Node]
+    ) -> tuple[Node, Node] | None:
+        """Who reads what would be gone, and what it reads."""
+        overwritten: int | None = None
+        for where, node, read in self._reads_behind(self._positions[call], base):
+            if not self._may_overlap(read, base):
+                continue
+            if read is not base or node.target is not functional.COPY or node.args[0] is not base:
+                return node, read
+            if node.args[1] not in contents:
+                overwritten = where
+        if overwritten is None:
+            return None
+        # The result would lie in the base, which holds something else from there on.
+        for result in contents:
+            for _, node, read in self._reads_behind(overwritten - 1, result):
+                return node, read
+        return None
+
+    def _reads_behind(self, position: int, value: Node) -> Iterator[tuple[int, Node, Node]]:
+        """The reads of what shares a storage with ``value``, behind a position, the last first."""
+        memory = self.memory(value)
+        for one in reversed(self._reads.get(memory.storage, ()) if memory is not None else ()):
+            if one[0] <= position:
+                break
+            yield one
+
+    def _contents(self, call: Node, index: int) -> set[Node]:
+        """What base ``index`` holds after the call, and after later calls that are in place too."""
+        found: set[Node] = set()
+        more = [(call, index)]
+        while more:
+            one, number = more.pop()
+            for result in functional.results(one).get(number, ()):
+                found.add(result)
+                more += self._accepted.get(result, ())
+        return found
+
+    def _may_overlap(self, one: Node, other: Node) -> bool:
+        if one is other:
+            return True
+        if one.op == other.op == "placeholder":
+            # AOTAutograd makes one input of inputs that overlap when one of them is written, and
+            # has Dynamo guard that the others stay apart.
+            return False
+        first, second = self.memory(one), self.memory(other)
+        return first is not None and second is not None and first.overlaps(second)
 
 
-def _reason_against(graph: Graph, call: Node, in_place: list[Node]) -> str | None:
-    bases = functional.bases(call)
-    for index, base in enumerate(bases):
-        if functional.memory_of(base) is None:
-            return f"the memory of {base.name} is unknown"
-        for other in bases[:index]:
-            origins = functional.origin(base), functional.origin(other)
-            if functional.may_overlap(base, other) or functional.may_overlap(*origins):
-                return f"{other.name} and {base.name} may overlap"
-    contents = [_contents(call, index, in_place) for index in range(len(bases))]
-    behind = itertools.dropwhile(lambda node: node is not call, graph.nodes)
-    next(behind)
-    for node in behind:
-        for read in node.all_input_nodes:
-            for base, own in zip(bases, contents, strict=True):
-                if not functional.may_overlap(read, base):
-                    continue
-                if read is base and any(functional.puts(node, value, base) for value in own):
-                    continue
-                return f"{node.name} reads what {read.name} was before it"
-    return None
+class _Lowering:
+    """Replaces functional nodes by operators in place."""
 
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._views: dict[Any, Node] = {}
+        # Storages of results that are gone, and the nodes that they lie in now.
+        self._moved: dict[int, Node] = {}
 
-def _contents(call: Node, index: int, in_place: list[Node]) -> set[Node]:
-    """What base ``index`` holds after the call, and after later calls that are put in place too."""
-    found = set(functional.results(call).get(index, ()))
-    for later in reversed(in_place):
-        for number, base in enumerate(functional.bases(later)):
-            if base in found:
-                found.update(functional.results(later).get(number, ()))
-    return found
+    def put_in_place(self, call: Node) -> None:
+        """Replaces one call. The calls before it must have been replaced before."""
+        op, bases = functional.operator_of(call), functional.bases(call)
+        written = {
+            name: [self._view(call, bases[view.base_index], view) for view in views]
+            for name, views in functional.views(call).items()
+        }
+        arguments = [
+            written.get(argument.name, call.kwargs.get(argument.name))
+            for argument in op._schema.arguments
+        ]
+        while arguments[-1] is None:
+            arguments.pop()  # a default
+        with self._graph.inserting_before(call):
+            node = self._graph.call_function(op, tuple(arguments))
+        value = call.meta.get("val")
+        node.meta = {**call.meta, "val": value[0] if isinstance(value, tuple) else None}
+        for index, replaced in functional.results(call).items():
+            for result in replaced:
+                self._replace(result, bases[index])
+        for own in list(call.users):
+            own.replace_all_uses_with(node)  # the ticket
+            self._graph.erase_node(own)
+        self._graph.erase_node(call)
 
+    def finish(self) -> None:
+        """Removes copies of a tensor to itself, and makes the traced values tell the truth again.
 
-def _put_in_place(call: Node) -> None:
-    # What the compiler does with a node of which it has found that no tensor needs a clone; it
-    # would find anew, so it is done here.
-    from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2_dense
-    from torch._inductor.pattern_matcher import (
-        CallFunctionVarArgs,
-        Match,
-        PatternMatcherPass,
-        register_graph_pattern,
-    )
-    from torch.utils import _pytree as pytree
+        A view of a result is a view of the base now, so that its traced value must share the
+        storage of the base's.
+        """
+        functional.erase_self_copies(self._graph)
+        for node in self._graph.nodes:
+            value = node.meta.get("val")
+            if node.op == "call_function" and self._is_stale(value):
+                node.meta["val"] = tree_map_only(torch.Tensor, self._moved_value, value)
 
-    one_call = PatternMatcherPass()
+    def _replace(self, result: Node, base: Node) -> None:
+        value = result.meta.get("val")
+        storage = storage_of(value) if isinstance(value, torch.Tensor) else None
+        if storage is not None:
+            self._moved[storage] = base
+        result.replace_all_uses_with(base)
+        self._graph.erase_node(result)
 
-    @register_graph_pattern(
-        CallFunctionVarArgs(call.target),
-        extra_check=lambda match: match.nodes[0] is call,
-        pass_dict=one_call,
-    )
-    def _(match: Match, *args: Any, **kwargs: Any) -> None:
-        flat, spec = pytree.tree_flatten((args, kwargs))
+    def _is_stale(self, value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return storage_of(value) in self._moved
+        return isinstance(value, (list, tuple)) and any(map(self._is_stale, value))
 
-        def in_place(*flat: Any) -> Any:
-            args, kwargs = pytree.tree_unflatten(flat, spec)
-            return auto_functionalized_v2_dense(args[0], (), **kwargs)
+    def _moved_value(self, value: torch.Tensor) -> torch.Tensor:
+        node = self._moved.get(storage_of(value) or 0)
+        if node is None:
+            return value
+        base: torch.Tensor = node.meta["val"]
+        if base.dtype != value.dtype:
+            base = base.view(value.dtype)
+        return torch.as_strided(base, value.shape, value.stride(), value.storage_offset())
 
-        match.replace_by_example(in_place, flat, run_functional_passes=False)
-
-    one_call.apply(call.graph)
+    def _view(self, call: Node, base: Node, view: Any) -> Node:
+        if hasattr(view, "storage_offset"):
+            args: tuple[Any, ...] = (tuple(view.size), tuple(view.stride), view.storage_offset)
+            target = _aten.as_strided.default
+        elif hasattr(view, "dim"):
+            args = (view.dim, view.start, view.end)
+            target = _aten.slice.Tensor
+        else:
+            return base  # the whole of it
+        key = (base, target, args)
+        found = self._views.get(key)
+        if found is None:
+            with self._graph.inserting_before(call):
+                found = self._graph.call_function(target, (base, *args))
+            numbers = tree_map_only(Node, lambda node: node.meta["val"], args)
+            found.meta = {**call.meta, "val": target(base.meta["val"], *numbers)}
+            self._views[key] = found
+        return found

@@ -42,8 +42,18 @@ def test_the_example_on_the_cpu(run_script: RunScript, backend: str) -> None:
     assert done.stdout == f"ok   {backend}: 5 calls, new blocks in each\n"
 
 
+def test_a_pass_of_its_own(run_script: RunScript) -> None:
+    done = run_script(RUN, args=["own_pass.py"], runtime="host")
+    before, after = done.stdout.split("--- after")
+    assert before.count("swap_blocks_batch.static(") == 2
+    assert after.count("swap_blocks_batch.static(") == 1
+    assert "drop-empty-swaps: 1 changes" in after
+    assert after.endswith("ok   own_pass: one swap is gone, the values are right\n")
+
+
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ON_NPU, "inductor_backend.py"}
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {*ON_NPU, "inductor_backend.py", "own_pass.py"}
 
 
 @pytest.mark.npu

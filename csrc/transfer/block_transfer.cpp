@@ -3,9 +3,20 @@
 #include <algorithm>
 
 #include "transfer/descriptor_cursor.h"
+#include "transfer/joined_layouts.h"
 #include "transfer/overlap.h"
 
 namespace npu_kv {
+namespace {
+
+// Valid until the calling thread's next call.
+const JoinedLayouts& join(std::span<const BlockLayout> src, std::span<const BlockLayout> dst) {
+  thread_local JoinedLayouts joined;
+  joined.assign(src, dst);
+  return joined;
+}
+
+}  // namespace
 
 TransferSize size_of(std::span<const BlockLayout> src, std::span<const BlockLayout> dst,
                      const Runs& runs) {
@@ -20,8 +31,26 @@ TransferSize size_of(std::span<const BlockLayout> src, std::span<const BlockLayo
   return total;
 }
 
+TransferSize& TransferSize::operator+=(const TransferSize& other) {
+  bytes += other.bytes;
+  copies_before += other.copies_before;
+  copies_after += other.copies_after;
+  return *this;
+}
+
 TransferSize size_of(const BlockTransfer& transfer) {
-  return size_of(transfer.src, transfer.dst, transfer.runs);
+  return size_of(transfer, 0, transfer.src.size());
+}
+
+TransferSize size_of(const BlockTransfer& transfer, size_t first, size_t tensors) {
+  const auto src = std::span(transfer.src).subspan(first, tensors);
+  const auto dst = std::span(transfer.dst).subspan(first, tensors);
+  TransferSize size = size_of(src, dst, transfer.runs);
+  const JoinedLayouts& joined = join(src, dst);
+  if (joined.src().size() != tensors) {
+    size.copies_after = size_of(joined.src(), joined.dst(), transfer.runs).copies_after;
+  }
+  return size;
 }
 
 IdLimit smallest_pool(std::span<const BlockLayout> layouts) {
@@ -45,17 +74,20 @@ void prepare(BlockTransfer* transfer, const IdList& src_ids, const IdList& dst_i
 
 Status issue(const BlockTransfer& transfer, Runtime& runtime, StreamRef stream,
              size_t batch_limit) {
-  return issue(transfer.src, transfer.dst, transfer.runs, transfer.direction, runtime, stream,
-               batch_limit);
+  return issue(transfer, 0, transfer.src.size(), runtime, stream, batch_limit);
 }
 
-Status issue(std::span<const BlockLayout> src, std::span<const BlockLayout> dst, const Runs& runs,
-             Direction direction, Runtime& runtime, StreamRef stream, size_t batch_limit) {
+Status issue(const BlockTransfer& transfer, size_t first, size_t tensors, Runtime& runtime,
+             StreamRef stream, size_t batch_limit) {
   thread_local DescriptorBuffer buffer;
-  DescriptorCursor cursor(src, dst, runs);
+  const JoinedLayouts& joined = join(std::span(transfer.src).subspan(first, tensors),
+                                     std::span(transfer.dst).subspan(first, tensors));
+  DescriptorCursor cursor(joined.src(), joined.dst(), transfer.runs);
   while (!cursor.done()) {
     const Descriptors batch = cursor.next(batch_limit, kAnyBytes, buffer);
-    if (Status status = runtime.copy(batch, direction, stream); !status.ok()) return status;
+    if (Status status = runtime.copy(batch, transfer.direction, stream); !status.ok()) {
+      return status;
+    }
   }
   return {};
 }

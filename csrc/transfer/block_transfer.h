@@ -31,10 +31,15 @@ struct TransferSize {
   uint64_t bytes = 0;
   uint64_t copies_before = 0;  // blocks, counted for every tensor
   uint64_t copies_after = 0;   // descriptors
+
+  TransferSize& operator+=(const TransferSize& other);
 };
 
-// What issue() will hand to the runtime; takes time in the number of tensors only.
+// What issue() will hand to the runtime, of all tensors or of some of them in one call; takes time
+// in the number of tensors only.
 NPU_KV_API TransferSize size_of(const BlockTransfer& transfer);
+NPU_KV_API TransferSize size_of(const BlockTransfer& transfer, size_t first, size_t tensors);
+// The same without joining tensors.
 NPU_KV_API TransferSize size_of(std::span<const BlockLayout> src, std::span<const BlockLayout> dst,
                                 const Runs& runs);
 
@@ -46,14 +51,13 @@ NPU_KV_API IdLimit smallest_pool(std::span<const BlockLayout> layouts);
 // payload. Uses a workspace of the calling thread.
 NPU_KV_API void prepare(BlockTransfer* transfer, const IdList& src_ids, const IdList& dst_ids);
 
-// Builds the descriptors, at most `batch_limit` at a time, and has the runtime issue each batch.
-// Stops at the first error; the batches before it are issued.
+// Joins tensors that lie side by side, builds the descriptors, at most `batch_limit` at a time, and
+// has the runtime issue each batch. Stops at the first error; the batches before it are issued.
 NPU_KV_API Status issue(const BlockTransfer& transfer, Runtime& runtime, StreamRef stream,
                         size_t batch_limit);
-// The same for some of the tensors of a transfer, with its runs.
-NPU_KV_API Status issue(std::span<const BlockLayout> src, std::span<const BlockLayout> dst,
-                        const Runs& runs, Direction direction, Runtime& runtime, StreamRef stream,
-                        size_t batch_limit);
+// The same for some of its tensors.
+NPU_KV_API Status issue(const BlockTransfer& transfer, size_t first, size_t tensors,
+                        Runtime& runtime, StreamRef stream, size_t batch_limit);
 
 // The same for copies that are given as addresses.
 NPU_KV_API Status issue(const Descriptors& copies, Direction direction, Runtime& runtime,

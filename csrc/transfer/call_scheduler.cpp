@@ -150,7 +150,12 @@ void CallScheduler::serve(DeferredCall& call, bool stopped) {
 
 Status CallScheduler::copy(DeferredCall& call, Lane& lane, size_t* released) {
   if (!call.ids_are_constants) prepare(&call.transfer, call.src_ids, call.dst_ids);
-  const TransferSize size = size_of(call.transfer);
+  TransferSize size;
+  size_t first = 0;
+  for (const CallPart& part : call.parts) {
+    size += size_of(call.transfer, first, part.tensors);
+    first += part.tensors;
+  }
   if (size.copies_after == 0) return {};
   BackendOrder order(call.transfer, device_, lane.stream);
   if (!order.status().ok()) return order.status();
@@ -173,16 +178,11 @@ Status CallScheduler::issue_parts(DeferredCall& call, Lane& lane, size_t* releas
   const BlockTransfer& transfer = call.transfer;
   const bool on_host = transfer.direction == Direction::kHostToHost;
   Runtime& runtime = on_host ? static_cast<Runtime&>(host_runtime()) : runtime_;
-  std::span<const BlockLayout> src(transfer.src);
-  std::span<const BlockLayout> dst(transfer.dst);
+  size_t first = 0;
   for (const CallPart& part : call.parts) {
-    if (Status status = issue(src.first(part.tensors), dst.first(part.tensors), transfer.runs,
-                              transfer.direction, runtime, lane.stream, call.batch_limit);
-        !status.ok()) {
-      return status;
-    }
-    src = src.subspan(part.tensors);
-    dst = dst.subspan(part.tensors);
+    Status status = issue(transfer, first, part.tensors, runtime, lane.stream, call.batch_limit);
+    if (!status.ok()) return status;
+    first += part.tensors;
     if (&part == &call.parts.back()) break;
     if (Status status = signals_.set_signal(lane.stream, part.signal); !status.ok()) return status;
     ++*released;

@@ -59,6 +59,62 @@ TEST(runs_become_one_copy_where_nothing_lies_between_blocks) {
   CHECK_EQUAL(size.copies_after, 7u);
 }
 
+TEST(tensors_that_lie_side_by_side_are_one_copy) {
+  // Keys and values of a block, 8 and 4 bytes, in a pool of 16 bytes a block; the last one is
+  // apart.
+  const auto three = [](int64_t base, Place place) {
+    return std::vector{layout(base, 16, 8, 10, place), layout(base + 8, 16, 4, 10, place),
+                       layout(base + 13, 16, 3, 10, place)};
+  };
+  const BlockTransfer call = call_with(three(1000, Place{}), three(5000, kDevice), {2, 7}, {3, 1});
+  RecordingRuntime runtime;
+  CHECK(issue(call, runtime, StreamRef{}, 4096).ok());
+  CHECK(sorted(runtime.all) ==
+        (std::vector<Copy>{{5016, 1112, 12}, {5029, 1125, 3}, {5048, 1032, 12}, {5061, 1045, 3}}));
+  const TransferSize size = size_of(call);
+  CHECK_EQUAL(size.bytes, 30u);
+  CHECK_EQUAL(size.copies_before, 6u);
+  CHECK_EQUAL(size.copies_after, 4u);
+}
+
+TEST(what_is_side_by_side_without_gaps_is_one_run) {
+  const BlockTransfer call = call_with(
+      {layout(1000, 12, 8, 10), layout(1008, 12, 4, 10)},
+      {layout(5000, 12, 8, 10, kDevice), layout(5008, 12, 4, 10, kDevice)}, {2, 3, 4}, {5, 6, 7});
+  RecordingRuntime runtime;
+  CHECK(issue(call, runtime, StreamRef{}, 4096).ok());
+  CHECK(runtime.all == (std::vector<Copy>{{5060, 1024, 36}}));
+}
+
+TEST(parts_are_joined_by_themselves) {
+  const BlockTransfer call =
+      call_with({layout(1000, 12, 4, 9), layout(1004, 12, 4, 9), layout(1008, 12, 4, 9)},
+                {layout(5000, 12, 4, 9, kDevice), layout(5004, 12, 4, 9, kDevice),
+                 layout(5008, 12, 4, 9, kDevice)},
+                {2}, {5});
+  RecordingRuntime runtime;
+  CHECK(issue(call, 0, 2, runtime, StreamRef{}, 4096).ok());
+  CHECK(issue(call, 2, 1, runtime, StreamRef{}, 4096).ok());
+  CHECK(runtime.all == (std::vector<Copy>{{5060, 1024, 8}, {5068, 1032, 4}}));
+  CHECK_EQUAL(size_of(call, 0, 2).copies_after, 1u);
+  CHECK_EQUAL(size_of(call, 2, 1).copies_after, 1u);
+}
+
+TEST(tensors_are_not_joined_when_one_side_or_the_number_of_blocks_differs) {
+  const auto count = [](std::vector<BlockLayout> src, std::vector<BlockLayout> dst) {
+    return size_of(call_with(std::move(src), std::move(dst), {1}, {2})).copies_after;
+  };
+  const std::vector beside{layout(1000, 16, 4, 10), layout(1004, 16, 4, 10)};
+  const auto device = [](int64_t second, int64_t stride, int64_t blocks) {
+    return std::vector{layout(5000, 16, 4, 10, kDevice),
+                       layout(second, stride, 4, blocks, kDevice)};
+  };
+  CHECK_EQUAL(count(beside, device(5004, 16, 10)), 1u);
+  CHECK_EQUAL(count(beside, device(5005, 16, 10)), 2u);
+  CHECK_EQUAL(count(beside, device(5004, 20, 10)), 2u);
+  CHECK_EQUAL(count(beside, device(5004, 16, 9)), 2u);
+}
+
 TEST(batches_are_cut_at_the_limit) {
   Ids even(10);
   for (size_t i = 0; i < even.size(); ++i) even[i] = static_cast<int64_t>(2 * i);
