@@ -240,7 +240,7 @@ class GraphMemory:
                 memory = where
             else:
                 end = None if memory.end is None else memory.end + shift
-                memory = MemoryRange(where.storage, memory.begin + shift, end)
+                memory = memory._replace(storage=where.storage, begin=memory.begin + shift, end=end)
         return memory
 
     def _find_homes(self, graph: Graph) -> None:

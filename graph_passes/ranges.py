@@ -12,19 +12,42 @@ T = TypeVar("T")
 
 
 class MemoryRange(NamedTuple):
-    """Bytes of one storage. An end of None: unknown, because a size is a symbol."""
+    """Bytes of one storage.
+
+    Attributes:
+        storage: which one.
+        begin: the first byte.
+        end: behind the last one; None: unknown, because a size is a symbol.
+        period: if not 0, only the first ``width`` of every ``period`` bytes, as of keys that lie
+            beside values in each block.
+        width: see ``period``.
+    """
 
     storage: int
     begin: int
     end: int | None
+    period: int = 0
+    width: int = 0
 
     def overlaps(self, other: MemoryRange) -> bool:
         """Whether they may share a byte."""
-        return (
-            self.storage == other.storage
-            and (self.end is None or other.begin < self.end)
-            and (other.end is None or self.begin < other.end)
-        )
+        if self.storage != other.storage:
+            return False
+        if self.end is not None and other.begin >= self.end:
+            return False
+        if other.end is not None and self.begin >= other.end:
+            return False
+        period = self.period or other.period
+        if period == 0 or (other.period or period) != period:
+            return True
+        ahead = (other.begin - self.begin) % period
+        # One without a period is long enough to reach every place of it, or is within one.
+        return ahead < self._width_in(period) or period - ahead < other._width_in(period)
+
+    def _width_in(self, period: int) -> int:
+        if self.period:
+            return self.width
+        return period if self.end is None else min(self.end - self.begin, period)
 
 
 def storage_of(value: torch.Tensor) -> int | None:
@@ -53,14 +76,20 @@ def extent(
     """The bytes of a strided tensor; its numbers are in elements of ``item`` bytes, or symbols."""
     if not isinstance(offset, int):
         return MemoryRange(storage, 0, None)
-    begin, last = offset * item, 0
+    begin, last, outer, steps = offset * item, 0, 0, 0
     for size, stride in zip(sizes, strides, strict=True):
         if not isinstance(size, int) or not isinstance(stride, int):
             return MemoryRange(storage, begin, None)
         if size == 0:
             return MemoryRange(storage, begin, begin)
         last += (size - 1) * stride
-    return MemoryRange(storage, begin, begin + (last + 1) * item)
+        if size > 1 and stride > outer:
+            outer, steps = stride, size - 1
+    end = begin + (last + 1) * item
+    width = last - steps * outer + 1
+    if width >= outer:
+        return MemoryRange(storage, begin, end)
+    return MemoryRange(storage, begin, end, outer * item, width * item)
 
 
 class RangeMap(Generic[T]):

@@ -642,6 +642,8 @@ SHAPES = [
     Case(
         "select-column", lambda x: x[..., 0] * 2, (("*ab", small),), (*FLOATS, *WHOLE), empty=False
     ),
+    # A dimension is left out of the result: `shrink_axis_mask`.
+    Case("select-middle", lambda x: x[:, -1].contiguous(), (("abc", small),), ALL, empty=False),
     Case("expand", lambda x: x.expand(3, *x.shape).contiguous(), (("*a", small),), ALL),
     Case(
         "expand-middle", lambda x: x[:, None].expand(-1, 2, -1).reshape(-1), (("ab", small),), ALL

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import operator
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -60,6 +62,13 @@ def backend_cost(sim: ModuleType) -> Iterator[ModuleType]:
 def graph_replay(sim: ModuleType) -> Iterator[ModuleType]:
     before = sim.settings()
     yield importlib.import_module("graph_replay")
+    assert sim.settings() == before
+
+
+@pytest.fixture
+def pass_time(sim: ModuleType) -> Iterator[ModuleType]:
+    before = sim.settings()
+    yield importlib.import_module("pass_time")
     assert sim.settings() == before
 
 
@@ -383,3 +392,92 @@ def test_graph_replay_refuses_a_shape_that_is_none(graph_replay: ModuleType, wro
         with pytest.raises(SystemExit) as stop:
             graph_replay.main([option, wrong])
         assert stop.value.code == 2
+
+
+def test_pass_time(
+    pass_time: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "passes.json"
+    arguments = ["--swaps", "2", "1", "4", "--rounds", "1", "--json", str(file)]
+    assert pass_time.main(arguments) == 0
+    report = _report(file)
+    assert report["settings"] == {"additions": 22, "rounds": 1, "runtime": "sim"}
+    # On top of the layers: two vectors, the ids, the output.
+    assert [(row["storages"], row["swaps"], row["nodes"]) for row in report["rows"]] == [
+        ("each its own", 1, 31 + 4),
+        ("each its own", 2, 2 * 31 + 4),
+        ("each its own", 4, 4 * 31 + 4),
+        ("one for all", 2, 2 * 31 + 4),
+    ]
+    for row in report["rows"]:
+        (compile_seconds,), (passes,) = row["seconds"]["compile"], row["seconds"]["passes"]
+        assert 0 < passes < compile_seconds
+    *shares, growth = report["targets"]
+    for target, row in zip(shares, (report["rows"][1], report["rows"][3]), strict=True):
+        assert target["name"].startswith(f"{row['nodes']} nodes, 2 swaps, storages ")
+        seconds = row["seconds"]
+        share = 100 * seconds["passes"][0] / seconds["compile"][0]
+        assert target["measured"] == pytest.approx(share)
+    small, _, large, _ = (row["seconds"]["passes"][0] / row["nodes"] for row in report["rows"])
+    assert growth["measured"] == pytest.approx(large / small)
+    assert "no NPU took part" in capsys.readouterr().out
+
+
+def test_pass_time_check_fails_on_a_target_out_of_reach(
+    pass_time: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--swaps", "1", "--rounds", "1", "--check"]
+    monkeypatch.setattr(pass_time, "SHARE", 100.0)  # of one size there is no growth: it is 1
+    assert pass_time.main(arguments) == 0
+    monkeypatch.setattr(pass_time, "GROWTH", 0.5)
+    assert pass_time.main(arguments) == 1
+    missed = capsys.readouterr().err
+    assert "time per node" in missed
+    assert "per cent" not in missed
+
+
+def test_pass_time_notices_passes_that_do_less(
+    pass_time: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPU_KV_DISABLE_PASSES", "reinplace")
+    with pytest.raises(RuntimeError, match="2 swaps in 1 graphs"):
+        pass_time.compilation(2, pass_time.SEPARATE, set())
+
+
+def test_pass_time_knows_pools_in_one_storage(pass_time: ModuleType) -> None:
+    for storages, number in ((pass_time.SEPARATE, 3), (pass_time.SHARED, 1)):
+        for side in zip(*pass_time.Model(3, storages).pools, strict=True):
+            assert len({pool.untyped_storage().data_ptr() for pool in side}) == number
+            assert len({pool.data_ptr() for pool in side}) == 3
+
+
+@pytest.mark.npu
+@pytest.mark.timeout(600)
+def test_what_the_passes_promise_holds_on_the_virtual_clock(tmp_path: Path) -> None:
+    """Exact on every machine: see the targets of benchmarks/overlap.py."""
+    written = tmp_path / "overlap.json"
+    sizes = ["--layers", "32", "--pairs", "48", "--payload", "256"]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "overlap.py", "--check", "--json", written, *sizes],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = _report(written)
+    rows = {(row["layer"], row["ratio"]): row for row in report["rows"]}
+    assert len(rows) == 12
+    for (layer, ratio), row in rows.items():
+        ways = 2 if layer == "load and store" else 1
+        compute, transfer = row["compute_ns"], row["transfer_ns"]
+        assert compute == pytest.approx(transfer / ratio)
+        assert row["makespan_ns_without"] >= compute + ways * transfer
+        one_layer = (compute + ways * transfer) / 32
+        assert row["makespan_ns_with"] <= 1.05 * max(compute, transfer) + one_layer
+        assert row["calls_with"] <= row["calls_without"]
+    for ratio in (0.25, 1, 4):
+        assert rows["load", ratio]["callbacks_without"] == 32
+        assert rows["load", ratio]["callbacks_with"] == 1
+        beside = rows["load keys, values", ratio]
+        assert (beside["callbacks_without"], beside["callbacks_with"]) == (64, 1)
+        assert 2 * beside["copies_with"] == beside["copies_without"]

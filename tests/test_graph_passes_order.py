@@ -483,3 +483,36 @@ def test_what_takes_only_the_size_of_a_pool_does_not_touch_it(
     found = targets(behind(by_the_pass, OVERLAP))
     assert found[0] == "start"
     assert found.index("wait") > found.index("add")
+
+
+def test_tensors_that_lie_side_by_side_do_not_overlap() -> None:
+    """Keys and values of one block, a call each."""
+
+    def interleaved() -> list[Any]:
+        host, device, *others = make()
+        sides = [torch.stack(pools[:2], dim=1) for pools in (host, device)]
+        return [*([side[:, half] for half in (0, 1)] for side in sides), *others]
+
+    def function(h: Tensors, d: Tensors, ids: Tensors, x: torch.Tensor) -> Any:
+        swap([h[0]], [d[0]], *ids)
+        x = x * d[0].sum(0)
+        swap([h[1]], [d[1]], *ids)
+        return x * d[1].sum(0)
+
+    graph = behind(function, (*MERGE, *OVERLAP), interleaved)
+    assert targets(graph, ["start", "wait"]) == ["start", "wait", "wait"]
+
+
+def test_tensors_that_share_bytes_of_a_block_do() -> None:
+    def interleaved() -> list[Any]:
+        host, device, *others = make()
+        whole = torch.cat(device[:2], dim=1)
+        return [host, [whole[:, :PAYLOAD], whole[:, 1 : PAYLOAD + 1]], *others]
+
+    def function(h: Tensors, d: Tensors, ids: Tensors, x: torch.Tensor) -> Any:
+        swap([h[0]], [d[0]], *ids)
+        swap([h[1]], [d[1]], *ids)
+        return x
+
+    found = targets(behind(function, (*MERGE, *OVERLAP), interleaved))
+    assert sum(name in ("swap", "functional", "start") for name in found) == 2

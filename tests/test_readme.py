@@ -1,4 +1,4 @@
-"""The README's snippets run as they stand, each in a process of its own."""
+"""The snippets of the README and of docs/operator.md run as they stand, each in its own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 from conftest import ROOT
 
-SNIPPETS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+SNIPPETS = [
+    snippet
+    for page in ("README.md", "docs/operator.md")
+    for snippet in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+]
 
 
 def test_the_readme_has_snippets() -> None:

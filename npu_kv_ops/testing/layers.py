@@ -25,22 +25,35 @@ class LayeredModel(nn.Module):
         blocks: blocks of a pool, here and on the host.
         payload: float32 elements of a block.
         device: of the pools.
+        halves: 1, or 2: keys and values side by side in each block, swapped by a call each.
     """
 
     def __init__(
-        self, kinds: Sequence[str], *, layers: int, blocks: int, payload: int, device: str
+        self,
+        kinds: Sequence[str],
+        *,
+        layers: int,
+        blocks: int,
+        payload: int,
+        device: str,
+        halves: int = 1,
     ) -> None:
         super().__init__()
+        self.halves = halves
         self.loads, self.stores = "load" in kinds, "store" in kinds
         generator = torch.Generator().manual_seed(0)
 
-        def pool() -> torch.Tensor:
-            return torch.rand(blocks, payload, generator=generator) + 0.5
+        shape = (blocks, payload) if halves == 1 else (blocks, halves, payload)
 
-        self.device_pools = [pool().to(device) for _ in range(layers)]
-        self.host_pools = [pool() for _ in range(layers)]
-        if device != "cpu":
-            self.host_pools = [each.pin_memory() for each in self.host_pools]
+        def tensors_of(pool: torch.Tensor) -> Sequence[torch.Tensor]:
+            return [pool] if halves == 1 else pool.unbind(1)
+
+        self.device_pools: list[torch.Tensor] = []
+        self.host_pools: list[torch.Tensor] = []
+        for _ in range(layers):
+            here, there = (torch.rand(shape, generator=generator) + 0.5 for _ in range(2))
+            self.device_pools += tensors_of(here.to(device))
+            self.host_pools += tensors_of(there if device == "cpu" else there.pin_memory())
         self.written = torch.zeros(1, dtype=torch.int64, device=device)
 
     def forward(
@@ -53,11 +66,16 @@ class LayeredModel(nn.Module):
     ) -> torch.Tensor:
         """Compute; see the class."""
         swap = torch.ops.npu_kv.swap_blocks_batch
-        for device, host in zip(self.device_pools, self.host_pools, strict=True):
-            if self.loads:
-                swap([host], [device], loaded, load_to)
-            x = x * device[1]
-            if self.stores:
-                device.index_put_((self.written,), x.unsqueeze(0))
-                swap([device], [host], stored, store_to)
+        for first in range(0, len(self.device_pools), self.halves):
+            device = self.device_pools[first : first + self.halves]
+            host = self.host_pools[first : first + self.halves]
+            for here, there in zip(device, host, strict=True):
+                if self.loads:
+                    swap([there], [here], loaded, load_to)
+            keys, values = device[0], device[-1]
+            x = x * keys[1] if self.halves == 1 else torch.addcmul(keys[1], x, values[1])
+            for here, there in zip(device, host, strict=True):
+                if self.stores:
+                    here.index_put_((self.written,), x.unsqueeze(0))
+                    swap([here], [there], stored, store_to)
         return x

@@ -21,7 +21,7 @@ class CallSlot {
   CallSlot& operator=(const CallSlot&) = delete;
 
   void* signal() const { return signal_; }
-  // Between the two the signal may be set without anybody taking it back: it is not used again.
+  // Between the two the signal may still be set by somebody: it is not used again.
   void will_be_waited_for() { left_set_ = true; }
   void is_waited_for() { left_set_ = false; }
   const std::shared_ptr<void>& ids_memory() const { return ids_memory_; }

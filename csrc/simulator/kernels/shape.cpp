@@ -47,17 +47,19 @@ void slice(const Call& call) {
 }
 
 void strided_slice(const Call& call) {
-  for (const char* mask :
-       {"begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"}) {
+  for (const char* mask : {"begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask"}) {
     if (call.integer(mask, 0) != 0) throw Unsupported(std::string("a ") + mask);
   }
+  const int64_t left_out = call.integer("shrink_axis_mask", 0);
   at::Tensor x = call.in(0);
   const std::vector<int64_t> begin = call.ints(1);
   const std::vector<int64_t> end = call.ints(2);
   const std::vector<int64_t> step = call.ints(3);
   for (size_t dim = 0; dim < begin.size(); ++dim) {
     if (step[dim] <= 0) throw Unsupported("a step of " + std::to_string(step[dim]));
-    x = x.slice(static_cast<int64_t>(dim), begin[dim], end[dim], step[dim]);
+    // A dimension that is left out of the result has the one element of its begin.
+    const int64_t last = (left_out >> dim & 1) != 0 ? begin[dim] + 1 : end[dim];
+    x = x.slice(static_cast<int64_t>(dim), begin[dim], last, step[dim]);
   }
   call.touch_in(0, x);
   call.give(x.reshape(call.out_shape()));
