@@ -10,6 +10,7 @@ from __future__ import annotations
 from .check import Check, Dependences, GraphOrderError
 from .compilers import InductorPasses, inductor_options, npugraph_ex_options, torchair_config
 from .manager import GraphPass, PassManager, PassReport, PassRun, default_passes
+from .memory import touches_only_its_arguments
 from .merge import Merge
 from .overlap import Overlap
 from .reinplace import Reinplace
@@ -30,4 +31,5 @@ __all__ = [
     "inductor_options",
     "npugraph_ex_options",
     "torchair_config",
+    "touches_only_its_arguments",
 ]

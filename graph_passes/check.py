@@ -73,10 +73,12 @@ class Dependences:
         edges: of all memory that transfers touch. Each access has one to the last write before it
             of what it overlaps, and each write to the reads since; the others follow.
         writers: the names of the nodes that write such memory.
+        moves: all transfers.
     """
 
     edges: tuple[Edge, ...]
     writers: frozenset[str]
+    moves: frozenset[Move] = frozenset()
 
     @staticmethod
     def of(graph: Graph) -> Dependences:
@@ -85,7 +87,8 @@ class Dependences:
         states = RangeMap(_State)
         edges: dict[Edge, None] = {}
         writers: set[str] = set()
-        steps = list(_in_order(memory, _moves(memory)))
+        moves = _moves(memory)
+        steps = list(_in_order(memory, moves))
         for _, access in steps:
             states[access.memory]  # all of them first: what is added later has to be sorted anew
         for actor, access in steps:
@@ -93,7 +96,8 @@ class Dependences:
                 edges[edge] = None
             if access.writes and isinstance(actor, str):
                 writers.add(actor)
-        return Dependences(tuple(edges), frozenset(writers))
+        every = frozenset(move for some in moves.values() for move in some)
+        return Dependences(tuple(edges), frozenset(writers), every)
 
 
 class Check:
@@ -132,8 +136,8 @@ class Check:
         """Checks that a graph is right by itself and keeps the order that it had.
 
         Raises:
-            GraphOrderError: as above, and if the order is not kept or a transfer or a write is
-                gone.
+            GraphOrderError: as above, and if the order is not kept, a transfer or a write is gone,
+                or a transfer is new.
         """
         _check_values(graph)
         memory = GraphMemory(graph)
@@ -151,6 +155,9 @@ class Check:
                     f"{_describe(edge.before, first)} must be over before "
                     f"{_describe(edge.behind, second)}, which comes first now"
                 )
+        for one, where in spans.items():
+            if isinstance(one, Move) and one not in before.moves:
+                raise GraphOrderError(f"{_describe(one, where)} was not there before")
 
 
 def _check_values(graph: Graph) -> None:

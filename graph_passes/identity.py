@@ -10,6 +10,8 @@ from pathlib import Path
 
 from npu_kv_ops import __version__
 
+from .memory import declared
+
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -17,9 +19,10 @@ def digest(passes: Iterable[object]) -> str | None:
     """The same for passes that do the same; None if that cannot be told of one of them.
 
     Of each: ``uuid()`` if it has that; else the file that its class is in, and its attributes,
-    which have to be plain. What that file imports is not looked at.
+    which have to be plain. What that file imports is not looked at. It cannot be told of classes
+    with slots, nor of those made in a function, which may close over anything.
     """
-    found = [_own_sources()]
+    found = [_own_sources(), *declared()]
     for one in passes:
         part = _identity(one)
         if part is None:
@@ -32,10 +35,12 @@ def _identity(one: object) -> str | None:
     uuid = getattr(one, "uuid", None)
     if uuid is not None:
         return None if (told := uuid()) is None else str(told)
+    kind = type(one)
     attributes = getattr(one, "__dict__", {})
     if not all(isinstance(value, _PLAIN) for value in attributes.values()):
         return None
-    kind = type(one)
+    if "<locals>" in kind.__qualname__ or any(hasattr(base, "__slots__") for base in kind.__mro__):
+        return None
     try:
         source = inspect.getsourcefile(kind)
     except TypeError:  # a class that was typed in

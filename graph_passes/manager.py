@@ -20,7 +20,7 @@ from .identity import digest
 from .merge import Merge
 from .overlap import Overlap
 from .reinplace import Reinplace
-from .snapshots import Snapshot, restore, snapshot
+from .snapshots import Snapshot, is_unchanged, restore, snapshot
 
 _log = logging.getLogger(__package__)
 _SPLIT = {"swap_blocks_start", "swap_blocks_wait"}
@@ -247,6 +247,7 @@ class _Steps:
             self._dump.after(one.name, self._module, refused is not None)
         if refused is not None:
             restore(self._graph, self._kept)
+            self._kept = None
             counters["npu_kv"][f"{one.name} refused"] += 1
         elif changes:
             self._kept = None
@@ -260,10 +261,13 @@ class _Steps:
         return run
 
     def _judge(self, one: GraphPass, changes: object, check: Check | None) -> None:
-        if not isinstance(changes, int):
-            kind = type(changes).__name__
-            raise TypeError(f"a pass returns the number of its changes, this one returned {kind}")
+        if not isinstance(changes, int) or isinstance(changes, bool) or changes < 0:
+            raise TypeError(
+                f"a pass returns the number of its changes, this one returned {changes!r}"
+            )
         if not changes:
+            if self._kept is not None and not is_unchanged(self._graph, self._kept):
+                raise ValueError("it has changed the graph and returned 0")
             return
         self._graph.lint()
         if check is None or self._before is None:

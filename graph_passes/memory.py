@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._library.utils import is_impure
 from torch.fx import Graph, Node
 
 from . import functional_graph as functional
@@ -36,13 +35,43 @@ _SIZES_ONLY |= {
     for overload in (getattr(packet, each) for each in packet.overloads())
     if not overload._schema.is_mutable
 }
-# Operators of the compilers' own that steer streams and events.
-_STEERING = {"npugraph_ex", "air", "streams", "npu_define"}
-# They may have effects, but none on memory that they do not name.
-_HARMLESS = {"aten", "prims", "_c10d_functional", "c10d_functional"}
+# Their operators touch no memory but that of their arguments and results. Others may: an attention
+# that finds its KV cache by the name of the layer.
+_OPEN = {"aten", "prims", "inductor_prims", "_c10d_functional", "c10d_functional", "npu"}
+_declared: set[torch._ops.OpOverload] = set()
 
 # What an operator is to memory.
 _TOUCHES_NOTHING, _OURS, _FUNCTIONAL, _IN_PLACE, _PURE, _PLAIN, _UNKNOWN = range(7)
+
+
+def touches_only_its_arguments(*operators: Any) -> None:
+    """Declare operators of your own that touch no tensor but their arguments and results.
+
+    Nothing is moved over an operator of which that is not known. Those of torch and of torch_npu
+    (``aten``, ``prims``, ``npu``) need no declaration. For the process; safe from several threads.
+
+    Args:
+        operators: ``torch.ops.namespace.name``, or one overload of it.
+
+    Raises:
+        TypeError: something else.
+    """
+    for one in operators:
+        if isinstance(one, torch._ops.OpOverloadPacket):
+            _declared.update(getattr(one, name) for name in one.overloads())  # type: ignore[no-untyped-call]
+        elif isinstance(one, torch._ops.OpOverload):
+            _declared.add(one)
+        else:
+            raise TypeError(f"{one!r} is no operator; torch.ops.namespace.name is one")
+
+
+def declared() -> list[str]:
+    """The names of the operators that :func:`touches_only_its_arguments` was told of."""
+    return sorted(map(str, _declared))
+
+
+def _is_open(op: object) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and (op.namespace in _OPEN or op in _declared)
 
 
 class Access(NamedTuple):
@@ -341,7 +370,8 @@ class GraphMemory:
             read = read or not self._touched.isdisjoint(found)
         if kind == _FUNCTIONAL:
             op = node.args[0]
-            if not isinstance(op, torch._ops.OpOverload) or op.namespace in _STEERING:
+            ours = isinstance(op, torch._ops.OpOverload) and transfers.kind_of(op) is not None
+            if not (ours or _is_open(op)):
                 return None
             return self._of_functional(node) if read else ()
         if kind == _IN_PLACE:
@@ -445,18 +475,11 @@ def _class_of(target: Any) -> int:
         return _UNKNOWN
     if not isinstance(target, torch._ops.OpOverload):
         return _PLAIN  # sums of symbols and the like
-    namespace, schema = target.namespace, target._schema
     if transfers.kind_of(target) is not None:
         return _OURS
-    if namespace in _STEERING or namespace == functional.NAMESPACE:
+    if not _is_open(target):
         return _UNKNOWN
-    if schema.is_mutable:
-        return _IN_PLACE
-    if namespace not in _HARMLESS and (
-        not schema.returns or is_impure(target, impure_random=False)
-    ):
-        return _UNKNOWN
-    return _PURE
+    return _IN_PLACE if target._schema.is_mutable else _PURE
 
 
 def _storages(node: Node) -> tuple[int, ...] | None:

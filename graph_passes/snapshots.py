@@ -34,6 +34,18 @@ def snapshot(graph: Graph) -> Snapshot:
     ]
 
 
+def is_unchanged(graph: Graph, kept: Snapshot) -> bool:
+    """Whether a graph has the nodes, in their order and with the arguments, that it had."""
+    nodes = list(graph.nodes)
+    return len(nodes) == len(kept) and all(
+        node is was.node
+        and node.target is was.target
+        and node.args is was.args
+        and node.kwargs is was.kwargs
+        for node, was in zip(nodes, kept, strict=True)
+    )
+
+
 def restore(graph: Graph, kept: Snapshot) -> None:
     """Makes ``graph`` what it was when ``kept`` was taken of it.
 

@@ -55,7 +55,8 @@ class Options:
         for name in options or ():
             if name not in known:
                 raise ValueError(f"options: npu_kv has no option {name!r}; there are {known}")
-        made = cls(**{"inner": None, **(options or {})})
+        given = {name: value for name, value in (options or {}).items() if value is not None}
+        made = cls(**given)
         if made.inner is None:
             made = cls(**{**made.__dict__, "inner": _default_inner(example_inputs)})
         if made.inner not in _INNER:

@@ -40,7 +40,7 @@ def at_trace(overload: str, reads_cpu_ids: bool) -> None:
     Raises:
         RuntimeError: the compiler captures a graph, which CPU ids do not fit, or makes a GE graph.
     """
-    if "torchair" in sys.modules:
+    if "torchair.core" in sys.modules:  # torch_npu puts a "torchair" there that loads itself late
         _register_converters()
     if "torch._inductor.lowering" in sys.modules:
         inductor_lowerings.register()

@@ -140,6 +140,10 @@ def npu() -> Iterator[torch.device]:
     # A test that ended within a capture may have left another one.
     torch.npu.set_stream(torch.npu.default_stream(0))
     yield torch.device("npu:0")
+    if RUNTIME == "sim":
+        from npu_kv_ops import simulator
+
+        simulator.clear_faults()  # a test that failed may have left a stream stalled
     wait()
 
 

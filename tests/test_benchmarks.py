@@ -5,6 +5,7 @@ No time is looked at: sizes are tiny, and what is checked is the report.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import operator
@@ -70,6 +71,11 @@ def pass_time(sim: ModuleType) -> Iterator[ModuleType]:
     before = sim.settings()
     yield importlib.import_module("pass_time")
     assert sim.settings() == before
+    # The graphs of what was compiled live as long as that.
+    import torch
+
+    torch._dynamo.reset()
+    gc.collect()
 
 
 def _report(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import operator
 import re
@@ -21,8 +22,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
 from torch.fx import Graph, GraphModule
 
-import npu_kv_ops.ops  # noqa: F401 - registers the operator
-from npu_kv_ops import graph_passes
+from npu_kv_ops import TransferError, graph_passes, ops
 from npu_kv_ops.graph_passes import (
     GraphOrderError,
     InductorPasses,
@@ -276,7 +276,7 @@ def empties_the_graph(graph: Graph) -> int:
         (drops_a_transfer, "GraphOrderError: the transfer .* is gone"),
         (swaps_behind_the_reader, "GraphOrderError: the transfer .* must be over before sum_"),
         (empties_the_graph, "RuntimeError: nothing is left"),
-        (lambda graph: None, "TypeError: a pass returns the number of its changes, .* NoneType"),
+        (lambda graph: None, "TypeError: a pass returns the number of its changes, .* None"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -380,6 +380,10 @@ def test_errors_of_the_program_are_raised() -> None:
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message) as raised:
             Compiled(PassManager(), function)
         assert isinstance(raised.value.inner_exception, GraphOrderError)
+    del raised
+    gc.collect()
+    with pytest.raises(TransferError, match="never waited for"):
+        ops.raise_pending_errors()  # of the first, which has run as it is for comparison
     compiled = Compiled(PassManager(), is_right)
     assert all(run.refused is None for run in compiled.report.passes)
     assert [compiled.count(f"swap_blocks_{one}") for one in ("start", "wait")] == [1, 1]
@@ -640,3 +644,22 @@ def test_importing_the_package_imports_no_compiler() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": sys.path[0]})
     assert graph_passes.__all__ == sorted(graph_passes.__all__)
+
+
+def test_passes_that_cannot_be_told_apart_have_no_identity() -> None:
+    class MadeHere(WithSlots):
+        pass
+
+    assert PassManager([WithSlots(1)]).uuid() is None
+    assert PassManager([MadeHere(1)]).uuid() is None
+
+
+class WithSlots:
+    __slots__ = ("number",)
+    name = "with-slots"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, graph: torch.fx.Graph) -> int:
+        return 0

@@ -15,6 +15,7 @@ import torch
 from graph_programs import Tensors, Traced, leaves, targets
 from torch.fx import Graph, Node
 
+from npu_kv_ops.graph_passes import memory
 from npu_kv_ops.graph_passes.check import Check, Dependences
 from npu_kv_ops.graph_passes.merge import Merge
 from npu_kv_ops.graph_passes.overlap import Overlap
@@ -516,3 +517,59 @@ def test_tensors_that_share_bytes_of_a_block_do() -> None:
 
     found = targets(behind(function, (*MERGE, *OVERLAP), interleaved))
     assert sum(name in ("swap", "functional", "start") for name in found) == 2
+
+
+@torch.library.custom_op("npu_kv_tests::attend", mutates_args=("out",))
+def attend(out: torch.Tensor, layer: int) -> None:
+    """Finds its pool by the number of the layer, as an engine's attention does."""
+    out.add_(_named[layer].sum(0))
+
+
+_named: list[torch.Tensor] = []
+
+
+def test_nothing_moves_over_an_operator_that_may_know_a_pool() -> None:
+    def arguments() -> list[Any]:
+        made = make()
+        _named[:] = made[1]
+        return made
+
+    def function(h: Tensors, d: Tensors, ids: Tensors, x: torch.Tensor) -> Any:
+        x = x.clone()
+        for layer in range(LAYERS):
+            swap([h[layer]], [d[layer]], *ids)
+            torch.ops.npu_kv_tests.attend(x, layer)
+        return x
+
+    found = targets(behind(function, (*MERGE, *OVERLAP), arguments))
+    calls = [name for name in found if name in ("swap", "start", "functional")]
+    assert calls in (
+        [first, *["functional", "swap"] * 2, "functional"] for first in ("swap", "start")
+    )
+
+
+def test_an_operator_that_is_declared_is_no_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_declared", set())
+
+    def function(h: Tensors, d: Tensors, ids: Tensors, x: torch.Tensor) -> Any:
+        swap(h, d, *ids)
+        y = torch.ops.npu_kv_tests.double(x)
+        return y + d[0]
+
+    assert targets(behind(function, OVERLAP), ["swap", "start"]) == ["swap"]
+    memory.touches_only_its_arguments(torch.ops.npu_kv_tests.double)
+    assert targets(behind(function, OVERLAP), ["swap", "start", "double", "wait"]) == [
+        "start",
+        "double",
+        *["wait"] * 2,
+    ]
+    with pytest.raises(TypeError, match="no operator"):
+        memory.touches_only_its_arguments(torch.add)
+
+
+@torch.library.custom_op("npu_kv_tests::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+double.register_fake(torch.empty_like)

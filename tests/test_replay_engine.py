@@ -481,6 +481,7 @@ def test_a_wrong_order_is_noticed(
 
     def serve(*arguments: Any) -> None:
         if replay.totals.requests == first:
+            right_synchronize()  # or what came before is held back too
             stalls.append(sim.stall(stream_handle(replay, lane)))
         elif replay.totals.requests == last:
             release()

@@ -125,6 +125,12 @@ bool SwapTicket::take(int64_t part, at::TensorList src, at::TensorList dst) {
   return --missing_ == 0;
 }
 
+void SwapTicket::put_back(int64_t part) {
+  const std::lock_guard lock(mutex_);
+  parts_[static_cast<size_t>(part)].waited = false;
+  ++missing_;
+}
+
 std::string SwapTicket::missing_waits() const {
   const std::lock_guard lock(mutex_);
   if (missing_ == 0) return {};

@@ -34,6 +34,8 @@ class NPU_KV_API SwapTicket {
   // Notes that a part is waited for. Throws ValueError: there is no such part, it was waited for
   // before, or it has other tensors. Returns whether it is the last one that was missing.
   bool take(int64_t part, at::TensorList src, at::TensorList dst);
+  // The wait for a part that was taken has failed.
+  void put_back(int64_t part);
 
   // What is wrong when nobody can wait for the swap any more; empty when nothing is.
   std::string missing_waits() const;

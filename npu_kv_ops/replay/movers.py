@@ -66,6 +66,9 @@ class Mover(ABC):
         self._device = device_tensors[0].device
         self._order = LaneOrder(len(device_tensors[0]), len(host_tensors[0]))
         self._call_us: list[float] = []
+        if self._device.type == "npu":
+            # What has made the pools is on a stream for which the movers' do not wait.
+            npu().synchronize(self._device)
 
     def load(self, moves: Sequence[Move]) -> None:
         """Copies from the host pool to the device pool, with one call; `moves` may be empty."""

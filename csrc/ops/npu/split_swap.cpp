@@ -138,7 +138,12 @@ void wait_npu(const at::Tensor& ticket, at::TensorList src, at::TensorList dst, 
   const c10_npu::NPUStream stream =
       c10_npu::getCurrentNPUStream(static_cast<c10::DeviceIndex>(started->device()));
   const bool is_last = started->take(part, src, dst);
-  wait_for(started, static_cast<size_t>(part), is_last, stream, capturing);
+  try {
+    wait_for(started, static_cast<size_t>(part), is_last, stream, capturing);
+  } catch (...) {
+    started->put_back(part);
+    throw;
+  }
 }
 
 }  // namespace
