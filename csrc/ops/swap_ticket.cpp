@@ -113,7 +113,7 @@ void SwapTicket::check_tensors(const Part& part, at::TensorList src, at::TensorL
   }
 }
 
-bool SwapTicket::take(int64_t part, at::TensorList src, at::TensorList dst) {
+void SwapTicket::take(int64_t part, at::TensorList src, at::TensorList dst) {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK_VALUE(part >= 0 && part < static_cast<int64_t>(parts_.size()), "part is ", part,
                     "; the swap has ", parts_.size(), " parts, counted from 0");
@@ -122,7 +122,7 @@ bool SwapTicket::take(int64_t part, at::TensorList src, at::TensorList dst) {
                     " has been waited for already; each part is waited for once");
   check_tensors(taken, src, dst);
   taken.waited = true;
-  return --missing_ == 0;
+  --missing_;
 }
 
 void SwapTicket::put_back(int64_t part) {

@@ -32,8 +32,8 @@ class NPU_KV_API SwapTicket {
   SwapTicket& operator=(const SwapTicket&) = delete;
 
   // Notes that a part is waited for. Throws ValueError: there is no such part, it was waited for
-  // before, or it has other tensors. Returns whether it is the last one that was missing.
-  bool take(int64_t part, at::TensorList src, at::TensorList dst);
+  // before, or it has other tensors.
+  void take(int64_t part, at::TensorList src, at::TensorList dst);
   // The wait for a part that was taken has failed.
   void put_back(int64_t part);
 

@@ -9,9 +9,9 @@
 
 namespace npu_kv {
 
-// Not thread-safe: a stream's is guarded by that stream's mutex, a graph's is not changed once it
-// is made. Must outlive every use by a stream. The device must be current on the threads that make,
-// grow and destroy it.
+// Not thread-safe: a stream's is guarded by that stream's mutex, a graph's by the mutex of the
+// StartedSwap that it is of, if any, and not changed once it is captured. Must outlive every use by
+// a stream. The device must be current on the threads that make, grow and destroy it.
 class CallSlot {
  public:
   // Throws TransferError when the runtime refuses or lacks something. No bytes: no memory.

@@ -243,7 +243,6 @@ std::shared_ptr<Launching> new_launching(std::unique_ptr<DeferredCall> call,
 struct Waiting {
   std::shared_ptr<StartedSwap> ticket;
   size_t part = 0;
-  bool is_last = false;
   StreamRef stream;
   StreamSlots* slots = nullptr;
   // Of the start, to be freed with the task and not on the queue's thread.
@@ -269,7 +268,11 @@ Status wait_on_stream(Waiting& waiting) {
   slot.is_waited_for();
   if (graph != 0) return {};
   waiting.slots->waited_for.push_back(std::move(ticket.own_slots[waiting.part]));
-  if (!waiting.is_last) return {};
+  // The tensors are in use until streams wait for all parts, which a refused wait is not.
+  const auto& left = ticket.own_slots;
+  if (std::any_of(left.begin(), left.end(), [](const auto& own) { return own != nullptr; })) {
+    return {};
+  }
   waiting.storages = std::move(ticket.storages);
   ticket.storages.clear();
   if (!ticket.foreign_host.empty()) {
@@ -303,12 +306,11 @@ void start(std::unique_ptr<DeferredCall> call, DeferredArguments arguments,
   enqueue(launching, stream);
 }
 
-void wait_for(const std::shared_ptr<StartedSwap>& ticket, size_t part, bool is_last,
-              c10_npu::NPUStream stream, bool await) {
+void wait_for(const std::shared_ptr<StartedSwap>& ticket, size_t part, c10_npu::NPUStream stream,
+              bool await) {
   auto waiting = std::make_shared<Waiting>();
   waiting->ticket = ticket;
   waiting->part = part;
-  waiting->is_last = is_last;
   waiting->stream = {stream.stream(false), stream.device_index()};
   waiting->slots = &slots_of(stream);
   auto failed = std::make_shared<std::string>();

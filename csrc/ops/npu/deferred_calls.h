@@ -34,8 +34,8 @@ void defer(std::unique_ptr<DeferredCall> call, DeferredArguments arguments,
 void start(std::unique_ptr<DeferredCall> call, DeferredArguments arguments,
            const std::shared_ptr<StartedSwap>& ticket, c10_npu::NPUStream stream, bool await);
 
-// The stream waits for a part, which SwapTicket::take() has accepted; `is_last` as it said.
-void wait_for(const std::shared_ptr<StartedSwap>& ticket, size_t part, bool is_last,
-              c10_npu::NPUStream stream, bool await);
+// The stream waits for a part, which SwapTicket::take() has accepted.
+void wait_for(const std::shared_ptr<StartedSwap>& ticket, size_t part, c10_npu::NPUStream stream,
+              bool await);
 
 }  // namespace npu_kv

@@ -137,9 +137,9 @@ void wait_npu(const at::Tensor& ticket, at::TensorList src, at::TensorList dst, 
               "ended or goes on on another stream; both belong to one capture");
   const c10_npu::NPUStream stream =
       c10_npu::getCurrentNPUStream(static_cast<c10::DeviceIndex>(started->device()));
-  const bool is_last = started->take(part, src, dst);
+  started->take(part, src, dst);
   try {
-    wait_for(started, static_cast<size_t>(part), is_last, stream, capturing);
+    wait_for(started, static_cast<size_t>(part), stream, capturing);
   } catch (...) {
     started->put_back(part);
     throw;

@@ -212,7 +212,7 @@ TEST(each_part_of_a_call_has_a_signal) {
       CHECK(acl_signals().wait_signal({stream, 0}, part.signal).ok());
     }
   }));
-  // In the last round the second part fails: it and those behind it are not copied.
+  // In the last round the second part fails, and the graph goes on all the same.
   for (int64_t round = 0; round < 3; ++round) {
     load.set({round}, {round + 1});
     if (round == 2) CHECK_OK(npu_sim_fail_call("aclrtMemcpyBatchAsync", 2, 507000, 1));
